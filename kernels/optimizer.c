@@ -21,25 +21,25 @@ typedef struct step_job {
     const kernel_step *step;
     const kernel_range *ranges;
     size_t count, elements;
-    int parts;
+    int tasks;
 } step_job;
 
 static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-static kernel_range range_part(const kernel_step *step, const kernel_range *range, size_t begin, size_t end) {
+static kernel_range subrange(const kernel_step *step, const kernel_range *range, size_t begin, size_t end) {
     size_t param_bytes = kernel_dtype_bytes((kernel_dtype)step->param_dtype);
     size_t grad_bytes = kernel_dtype_bytes((kernel_dtype)step->grad_dtype);
-    kernel_range part = {.param = (char *)range->param + begin * param_bytes,
+    kernel_range some = {.param = (char *)range->param + begin * param_bytes,
                          .grad = (const char *)range->grad + begin * grad_bytes,
                          .master = range->master ? range->master + begin : NULL,
                          .offset = range->offset + begin,
                          .count = end - begin,
                          .numel = range->numel};
     for (size_t i = 0; i < KERNEL_OPTIMIZER_STATES; i++)
-        part.states[i] = range->states[i] ? range->states[i] + begin : NULL;
-    return part;
+        some.states[i] = range->states[i] ? range->states[i] + begin : NULL;
+    return some;
 }
 
 static void copy(void *dst, const void *src, size_t bytes) {
@@ -77,12 +77,12 @@ static void step_rest(const step_job *job, const kernel_range *range, bool tail)
 static void step_span(const step_job *job, const kernel_range *range, size_t begin, size_t end, bool tail) {
     size_t whole = begin + (end - begin) / job->lanes * job->lanes;
     if (begin < whole) {
-        kernel_range part = range_part(job->step, range, begin, whole);
-        job->loop(job->step, &part, tail, job->roots);
+        kernel_range some = subrange(job->step, range, begin, whole);
+        job->loop(job->step, &some, tail, job->roots);
     }
     if (whole < end) {
-        kernel_range part = range_part(job->step, range, whole, end);
-        step_rest(job, &part, tail);
+        kernel_range some = subrange(job->step, range, whole, end);
+        step_rest(job, &some, tail);
     }
 }
 
@@ -96,11 +96,11 @@ static void step_piece(const step_job *job, const kernel_range *range, size_t be
     step_span(job, range, tail, end, true);
 }
 
-/* Part `part` of the elements of all ranges, laid end to end. */
-static void step_part(void *job_, int part) {
+/* Task `task`: its share of the elements of all ranges, laid end to end. */
+static void step_task(void *job_, int task) {
     const step_job *job = job_;
-    size_t share = job->elements / (size_t)job->parts, more = job->elements % (size_t)job->parts;
-    size_t number = (size_t)part;
+    size_t share = job->elements / (size_t)job->tasks, more = job->elements % (size_t)job->tasks;
+    size_t number = (size_t)task;
     size_t begin = share * number + smaller(number, more), end = begin + share + (number < more);
     for (size_t i = 0, at = 0; i < job->count && at < end; at += job->ranges[i].count, i++) {
         const kernel_range *range = &job->ranges[i];
@@ -122,13 +122,13 @@ void kernel_step_run(kernel_step_loop *const loop_of[KERNEL_VARIANT_COUNT], cons
                     .step = step,
                     .ranges = ranges,
                     .count = count,
-                    .parts = 1};
+                    .tasks = 1};
     for (size_t i = 0; i < count; i++)
         job.elements += ranges[i].count;
     if (host && host->run && host->threads > 1)
-        job.parts = (int)smaller((size_t)host->threads, job.elements / THREAD_ELEMENTS + 1);
-    if (job.parts > 1)
-        host->run(step_part, &job, job.parts);
+        job.tasks = (int)smaller((size_t)host->threads, job.elements / THREAD_ELEMENTS + 1);
+    if (job.tasks > 1)
+        host->run(step_task, &job, job.tasks);
     else
-        step_part(&job, 0);
+        step_task(&job, 0);
 }

@@ -75,11 +75,11 @@ typedef struct kernel_sgd {
 } kernel_sgd;
 
 /* Services of the process. Each may be NULL.
- *   run    calls body(context, part) once for each part from 0 to `parts` - 1, on any threads, and returns when all have
+ *   run    calls body(context, task) once for each task from 0 to `tasks` - 1, on any threads, and returns when all have
  *          returned; NULL, or `threads` 1: the caller's thread does all
  *   roots  for steps that are not `fused`; NULL: the processor's. PyTorch uses those of a library (root.h) */
 typedef struct kernel_host {
-    void (*run)(void (*body)(void *context, int part), void *context, int parts);
+    void (*run)(void (*body)(void *context, int task), void *context, int tasks);
     int threads;
     const kernel_roots *roots;
 } kernel_host;

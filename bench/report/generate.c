@@ -160,8 +160,8 @@ static void record_devices(rank_state *rank) {
 static void record_pipeline(rank_state *rank) {
     uint32_t stages = rank->job->ranks, microbatches = 8;
     trace_pass pass = {.microbatches = microbatches,
-                       .part = rank->rank,
-                       .parts = stages,
+                       .virtual_stage = rank->rank,
+                       .virtual_stages = stages,
                        .stages = stages,
                        .batch = (uint32_t)rank->step};
     for (uint32_t i = 0; i < 2 * microbatches; i++) {

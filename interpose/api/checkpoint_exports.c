@@ -89,7 +89,7 @@ void castor_checkpoint_get(castor_checkpoint_info *out) {
     *out = (castor_checkpoint_info){.guarded_bytes = holds.guarded_bytes,
                                     .copied_at_once_bytes = holds.copied_at_once_bytes,
                                     .copied_later_bytes = holds.copied_later_bytes};
-    copies_bytes(&out->copies_bytes, &out->copies_peak_bytes);
+    saved_grains_bytes(&out->saved_grains_bytes, &out->saved_grains_peak_bytes);
 }
 
 void castor_checkpoint_drop(castor_checkpoint *save) {

@@ -3,8 +3,8 @@
 
 #include "trace/live.h"
 
-void castor_group_announce(const char *name, const int32_t *ranks, size_t count) {
-    live_group_announce(name, ranks, count);
+void castor_process_group_announce(const char *name, const int32_t *ranks, size_t count) {
+    live_process_group_announce(name, ranks, count);
 }
 
 void castor_stack_teller_set(void (*tell)(const char *path)) {

@@ -53,27 +53,27 @@ static void find_functions(void) {
     dlclose(library); /* PyTorch is never unloaded */
 }
 
-typedef struct parallel_parts {
-    void (*body)(void *context, int part);
+typedef struct parallel_tasks {
+    void (*body)(void *context, int task);
     void *context;
-    int parts;
+    int tasks;
     atomic_int next;
-} parallel_parts;
+} parallel_tasks;
 
 /* However many threads come: within another parallel region it is one. */
-static void take_parts(void *all_) {
-    parallel_parts *all = all_;
-    for (int part; (part = atomic_fetch_add_explicit(&all->next, 1, memory_order_relaxed)) < all->parts;)
-        all->body(all->context, part);
+static void take_tasks(void *all_) {
+    parallel_tasks *all = all_;
+    for (int task; (task = atomic_fetch_add_explicit(&all->next, 1, memory_order_relaxed)) < all->tasks;)
+        all->body(all->context, task);
 }
 
-static void run_parts(void (*body)(void *context, int part), void *context, int parts) {
-    parallel_parts all = {.body = body, .context = context, .parts = parts};
+static void run_tasks(void (*body)(void *context, int task), void *context, int tasks) {
+    parallel_tasks all = {.body = body, .context = context, .tasks = tasks};
     parallel_function *parallel = atomic_load_explicit(&torch.parallel, memory_order_relaxed);
     if (parallel)
-        parallel(take_parts, &all, (unsigned)parts, 0);
+        parallel(take_tasks, &all, (unsigned)tasks, 0);
     else
-        take_parts(&all);
+        take_tasks(&all);
 }
 
 /* A second pool of threads would compete with PyTorch's for the processors. */
@@ -81,7 +81,7 @@ static kernel_host host_of(int threads, kernel_roots *roots) {
     find_functions();
     *roots = (kernel_roots){.function = find_roots, .kind = (kernel_root_kind)atomic_load(&torch.root_kind)};
     return (kernel_host){
-        .run = run_parts, .threads = threads, .roots = atomic_load(&torch.root) ? roots : NULL};
+        .run = run_tasks, .threads = threads, .roots = atomic_load(&torch.root) ? roots : NULL};
 }
 
 static bool dtype_known(int32_t dtype) {

@@ -21,7 +21,7 @@
 #include "nodes/exchange.h"
 #include "placement_options.h"
 #include "store/demand.h"
-#include "store/home.h"
+#include "store/binding.h"
 #include "store/wait.h"
 #include "store/registration.h"
 #include "store/snapshot.h"
@@ -34,7 +34,7 @@
 /* From so many ranks on, the sums' memory goes back between steps: the cost is the node's, and each rank bears its part
  * of it (docs/decisions.md). */
 
-_Static_assert(sizeof(castor_home) == sizeof(home_claim), "one layout, two names");
+_Static_assert(sizeof(castor_binding_claim) == sizeof(binding_claim), "one layout, two names");
 _Static_assert(sizeof(castor_description) == sizeof(tensor_description), "one layout, two names");
 _Static_assert((int)CASTOR_ACTIVITY_ENDED == (int)ACTIVITY_ENDED &&
                    (int)CASTOR_ACTIVITY_DATA == (int)ACTIVITY_DATA &&
@@ -228,7 +228,7 @@ void castor_tensor_get(const castor_tensor *t, castor_tensor_info *out) {
                                 .stepped_here = stepped_here,
                                 .summed_here = demand_single(t, CHUNK_GRAD) ? stepped_here : mine,
                                 .bytes = t->bytes,
-                                .home = t->home,
+                                .binding = t->binding,
                                 .param_alias = t->param_alias,
                                 .sum = t->grad_alias,
                                 .gradient = (const castor_gradient_state *)&t->gradient};
@@ -242,35 +242,35 @@ castor_status castor_tensor_release(castor_tensor *t) {
     return tensor_release(t);
 }
 
-castor_status castor_tensor_keep_home(castor_tensor *t) {
-    return tensor_keep_home(t);
+castor_status castor_tensor_unbind(castor_tensor *t) {
+    return tensor_unbind(t);
 }
 
-uint32_t castor_homes_check(castor_tensor *const *tensors, void *const *addresses, const uint64_t *layouts,
-                            uint32_t count, uint8_t *away) {
+uint32_t castor_bindings_check(castor_tensor *const *tensors, void *const *addresses, const uint64_t *layouts,
+                               uint32_t count, uint8_t *away) {
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; i++)
-        found += away[i] = !home_is_at(tensors[i], addresses[i], layouts[i]);
+        found += away[i] = !binding_is_at(tensors[i], addresses[i], layouts[i]);
     return found;
 }
 
-castor_status castor_homes_settle(castor_store *s, castor_tensor *const *tensors, const castor_home *homes,
-                                  uint32_t count, uint8_t *verdicts) {
+castor_status castor_bindings_settle(castor_store *s, castor_tensor *const *tensors,
+                                     const castor_binding_claim *claims, uint32_t count, uint8_t *verdicts) {
     castor_status status = rank_check(s, __func__);
     if (status)
         return status;
     store_activity_set(s, ACTIVITY_STEP);
-    return homes_settle(s, tensors, (const home_claim *)homes, count, verdicts);
+    return bindings_settle(s, tensors, (const binding_claim *)claims, count, verdicts);
 }
 
 uint64_t castor_digest(const void *data, uint64_t bytes) {
-    return home_digest(data, bytes);
+    return binding_digest(data, bytes);
 }
 
 castor_status castor_edits_digest(castor_tensor *const *tensors, uint32_t count, uint64_t *digests) {
     castor_status status = CASTOR_OK;
     for (uint32_t i = 0; i < count && !status; i++)
-        status = home_edits_digest(tensors[i], &digests[i]);
+        status = binding_edits_digest(tensors[i], &digests[i]);
     return status;
 }
 

@@ -127,11 +127,11 @@ void castor_loss_scale_stepped(castor_loss_scale *scale, int logs) {
               scale->scale);
 }
 
-double castor_batch_part(uint64_t count, int rank, int world, uint64_t *first, uint64_t *last) {
-    batch_part part = batch_part_of(count, rank, world);
-    *first = part.first;
-    *last = part.last;
-    return part.weight;
+double castor_local_batch(uint64_t count, int rank, int world, uint64_t *first, uint64_t *last) {
+    local_batch own = local_batch_of(count, rank, world);
+    *first = own.first;
+    *last = own.last;
+    return own.weight;
 }
 
 castor_status castor_loss_shares(const double *weights, const double *rows, uint32_t ranks, double *shares) {
@@ -142,8 +142,8 @@ void castor_sketch_add(int dtype, const void *values, uint64_t numel, double wei
     kernel_sketch_add((kernel_dtype)dtype, values, numel, weight, sketch);
 }
 
-void castor_audit_compare(const double *whole, const double *parts, uint32_t count, castor_audit *result) {
-    audit_compare(whole, parts, count, (audit *)result);
+void castor_audit_compare(const double *whole, const double *split, uint32_t count, castor_audit *result) {
+    audit_compare(whole, split, count, (audit *)result);
 }
 
 void castor_event_audit(double difference) {

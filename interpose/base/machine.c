@@ -68,8 +68,8 @@ static bool names_controller(const char *list, const char *name) {
 
 /* Calls `visit` with the folder of each control group around the process that the controller limits, the innermost first, until
  * it returns true; returns whether it did. */
-static bool groups_walk(const char *root, const char *controller,
-                        bool (*visit)(const char *folder, bool v2, void *context), void *context) {
+static bool cgroups_walk(const char *root, const char *controller,
+                         bool (*visit)(const char *folder, bool v2, void *context), void *context) {
     char text[4096], folder[PATH_BYTES];
     if (!read_text(root, "/proc/self/cgroup", text, sizeof text))
         return false;
@@ -112,8 +112,8 @@ static bool visit_limit(const char *folder, bool v2, void *context) {
     return read_text(l->root, path, l->out, 64) && strncmp(l->out, "max", 3) != 0;
 }
 
-bool machine_group_limit(const char *root, const machine_controller *controller, char out[64]) {
-    return groups_walk(root, controller->name, visit_limit, &(struct limit_visit){root, controller, out});
+bool machine_cgroup_limit(const char *root, const machine_controller *controller, char out[64]) {
+    return cgroups_walk(root, controller->name, visit_limit, &(struct limit_visit){root, controller, out});
 }
 
 struct memory_visit {
@@ -121,7 +121,7 @@ struct memory_visit {
     uint64_t left;
 };
 
-static bool group_number(const char *root, const char *folder, const char *file, uint64_t *out) {
+static bool cgroup_number(const char *root, const char *folder, const char *file, uint64_t *out) {
     char path[PATH_BYTES + 64];
     log_format(path, sizeof path, "%s/%s", folder, file);
     return machine_read_number(root, path, out);
@@ -132,8 +132,8 @@ static bool visit_memory(const char *folder, bool v2, void *context) {
     struct memory_visit *l = context;
     char path[PATH_BYTES + 64], stat[8192];
     uint64_t limit, used, inactive = 0;
-    if (!group_number(l->root, folder, v2 ? "memory.max" : "memory.limit_in_bytes", &limit) ||
-        !group_number(l->root, folder, v2 ? "memory.current" : "memory.usage_in_bytes", &used))
+    if (!cgroup_number(l->root, folder, v2 ? "memory.max" : "memory.limit_in_bytes", &limit) ||
+        !cgroup_number(l->root, folder, v2 ? "memory.current" : "memory.usage_in_bytes", &used))
         return false;
     log_format(path, sizeof path, "%s/memory.stat", folder);
     if (read_text(l->root, path, stat, sizeof stat))
@@ -147,6 +147,6 @@ static bool visit_memory(const char *folder, bool v2, void *context) {
 uint64_t machine_memory_available(const char *root) {
     struct memory_visit l = {root, UINT64_MAX};
     machine_meminfo(root, "MemAvailable", &l.left);
-    groups_walk(root, "memory", visit_memory, &l);
+    cgroups_walk(root, "memory", visit_memory, &l);
     return l.left;
 }

@@ -19,7 +19,7 @@ typedef struct machine_controller {
 } machine_controller;
 
 /* The text of a limit, from the innermost control group that has one. */
-bool machine_group_limit(const char *root, const machine_controller *controller, char out[64]);
+bool machine_cgroup_limit(const char *root, const machine_controller *controller, char out[64]);
 
 /* Bytes of memory that this process can still get: the machine's available memory, bounded by the free part of each of its
  * control groups, where clean pages of files count as free. UINT64_MAX: unknown. */

@@ -16,11 +16,11 @@ static bool same(const char *a, const char *b, size_t length) {
     return true;
 }
 
-static bool contains(const char *text, size_t text_length, const char *part, size_t part_length) {
-    if (part_length < CONTAINED_MIN)
+static bool contains(const char *text, size_t text_length, const char *word, size_t word_length) {
+    if (word_length < CONTAINED_MIN)
         return false;
-    for (size_t i = 0; i + part_length <= text_length; i++)
-        if (same(text + i, part, part_length))
+    for (size_t i = 0; i + word_length <= text_length; i++)
+        if (same(text + i, word, word_length))
             return true;
     return false;
 }

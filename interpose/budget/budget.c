@@ -233,8 +233,8 @@ static bool on_main_thread(void) {
 
 /* Under the store's lock: a block that is freed meanwhile stays what it is until then. */
 static void view_drop(touches *all, tensor *t) {
-    if (t->home && !t->forgotten)
-        pages_unedited_drop(t->home, t->span);
+    if (t->binding && !t->forgotten)
+        pages_unedited_drop(t->binding, t->span);
     all->there[t->id] = false;
 }
 
@@ -269,7 +269,7 @@ static void look(store *s) {
     for (uint32_t i = 0; i < t->count; i++) {
         uint32_t id = t->backward ? t->count - 1 - i : i;
         tensor *each = s->tensors[id];
-        if (t->there[id] || !each->home || each->forgotten || !pages_of_store(each->home, each->span))
+        if (t->there[id] || !each->binding || each->forgotten || !pages_of_store(each->binding, each->span))
             continue;
         t->there[id] = true;
         chunk_touched(s, (uint32_t)each->param_chunk);

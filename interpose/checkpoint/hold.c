@@ -31,7 +31,7 @@ typedef struct slab {
     struct slab *next;
 } slab;
 
-static pthread_mutex_t copies_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t saved_grains_lock = PTHREAD_MUTEX_INITIALIZER;
 static slab *slabs;
 static uint64_t bytes_now, bytes_most;
 
@@ -52,9 +52,9 @@ static slab *slab_new(void) {
 }
 
 /* Room for a grain; NULL: none. Neither allocates by malloc. */
-static char *copies_take(void) {
+static char *saved_grains_take(void) {
     char *found = NULL;
-    pthread_mutex_lock(&copies_lock);
+    pthread_mutex_lock(&saved_grains_lock);
     slab *s = slabs;
     while (s && s->used == (1u << GRAINS) - 1)
         s = s->next;
@@ -65,13 +65,13 @@ static char *copies_take(void) {
         bytes_now += GRAIN_BYTES;
         bytes_most = bytes_now > bytes_most ? bytes_now : bytes_most;
     }
-    pthread_mutex_unlock(&copies_lock);
+    pthread_mutex_unlock(&saved_grains_lock);
     return found;
 }
 
-static void copies_give(char *copy) {
+static void saved_grains_give(char *copy) {
     slab *empty = NULL;
-    pthread_mutex_lock(&copies_lock);
+    pthread_mutex_lock(&saved_grains_lock);
     for (slab **at = &slabs; *at; at = &(*at)->next) {
         slab *s = *at;
         if (copy < s->grains || copy >= s->grains + GRAINS * GRAIN_BYTES)
@@ -84,21 +84,21 @@ static void copies_give(char *copy) {
         }
         break;
     }
-    pthread_mutex_unlock(&copies_lock);
+    pthread_mutex_unlock(&saved_grains_lock);
     if (empty)
         munmap(empty->mapping, MAPPING_BYTES);
 }
 
-void copies_bytes(uint64_t *now, uint64_t *most) {
-    pthread_mutex_lock(&copies_lock);
+void saved_grains_bytes(uint64_t *now, uint64_t *most) {
+    pthread_mutex_lock(&saved_grains_lock);
     *now = bytes_now;
     *most = bytes_most;
-    pthread_mutex_unlock(&copies_lock);
+    pthread_mutex_unlock(&saved_grains_lock);
 }
 
-/* The parent's copies are not the child's. */
-static void copies_fork_child(void) {
-    pthread_mutex_init(&copies_lock, NULL);
+/* The parent's saved grains are not the child's. */
+static void saved_grains_fork_child(void) {
+    pthread_mutex_init(&saved_grains_lock, NULL);
     slabs = NULL;
     bytes_now = 0;
 }
@@ -332,7 +332,7 @@ static void grain_copy(hold *h, size_t index) {
     const char *address = grain_address(h, index, &bytes);
     if (g->state != GRAIN_GUARDED)
         return;
-    if ((g->copy = copies_take()) != NULL)
+    if ((g->copy = saved_grains_take()) != NULL)
         guarded_copy(g->copy, address, bytes);
     g->state = unguard(address, bytes) && g->copy ? GRAIN_COPIED : GRAIN_LOST;
     statistics.copied_later_bytes += bytes;
@@ -421,7 +421,7 @@ void hold_fork_child(void) {
     listed_count = 0;
     held_count = 0;
     pthread_mutex_init(&lock, NULL);
-    copies_fork_child();
+    saved_grains_fork_child();
 }
 
 /* ---- holds */
@@ -528,7 +528,7 @@ static size_t grain_read(hold *h, size_t position, char *out, size_t bytes, bool
     *good = g->state != GRAIN_LOST;
     pthread_mutex_unlock(&lock);
     if (copy)
-        copies_give(copy);
+        saved_grains_give(copy);
     return taken;
 }
 
@@ -566,7 +566,7 @@ void hold_drop(hold *h) {
     pthread_mutex_unlock(&lock);
     for (size_t i = 0; h->grains && i < grain_count(h); i++)
         if (h->grains[i].copy)
-            copies_give(h->grains[i].copy);
+            saved_grains_give(h->grains[i].copy);
     free(h->grains);
     free(h->edges);
     free(h);

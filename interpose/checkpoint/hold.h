@@ -4,7 +4,7 @@
  *   hold       the bytes of one range at one moment
  *   grain      the unit in which a hold is kept: GRAIN_BYTES of memory. It is guarded, then copied or released
  *   guarded    its pages are write-protected (userfaultfd), so memory still has the bytes
- *   copied     something was about to change it, and waited until the bytes were copied
+ *   copied     something was about to change it, and waited until the bytes were copied; the copy is a saved grain
  *
  * Who writes to a guarded grain, in user code or in a system call, is stopped by the kernel; the thread `castor-hold` copies the
  * grain and lets the writer go on. What the kernel does not stop is announced (events/held.h). Memory for which neither is sure is
@@ -47,12 +47,12 @@ void hold_statistics_get(hold_statistics *out);
 /* In a forked child nothing is held. */
 void hold_fork_child(void);
 
-/* Memory for copies of grains, of large pages where there are some: a new small page costs the system more than the copy of its
- * bytes. It is given back as soon as no copy is left in 16 neighbours. */
+/* Memory for saved grains, of large pages where there are some: a new small page costs the system more than the copy of its
+ * bytes. It is given back as soon as none is left in 16 neighbours. */
 
 #define GRAIN_BYTES (2ul << 20)
 
-/* Bytes of copies, now and at most so far. */
-void copies_bytes(uint64_t *now, uint64_t *most);
+/* Bytes of saved grains, now and at most so far. */
+void saved_grains_bytes(uint64_t *now, uint64_t *most);
 
 #endif

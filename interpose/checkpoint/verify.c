@@ -69,12 +69,12 @@ static int record_read(reading *r, uint64_t header, uint64_t bytes, uint32_t *cr
     if (at > r->size || bytes > r->size - at)
         return EBADMSG;
     for (*crc = 0; bytes > 0 && !error;) {
-        size_t part = bytes < STREAM_BUFFER_BYTES ? bytes : STREAM_BUFFER_BYTES;
-        error = file_bytes_read(r->fd, r->buffer, part, at);
+        size_t piece = bytes < STREAM_BUFFER_BYTES ? bytes : STREAM_BUFFER_BYTES;
+        error = file_bytes_read(r->fd, r->buffer, piece, at);
         if (!error)
-            *crc = crc32_add(*crc, r->buffer, part);
-        at += part;
-        bytes -= part;
+            *crc = crc32_add(*crc, r->buffer, piece);
+        at += piece;
+        bytes -= piece;
     }
     return error;
 }

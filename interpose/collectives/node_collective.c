@@ -239,11 +239,11 @@ static void node_read_all(node_operation *op) {
 
 /* Bytes times other ranks up to which each rank reduces everything, which takes one wait instead of two. */
 #define DIRECT_BYTES (128u << 10)
-#define PART_ALIGN   64u
+#define SHARD_ALIGN  64u
 
 /* How far a rank offers ahead of what it reduces, and takes behind: ranks that do not run at the same time go on through
  * as many segments. A cell is offered again NODE_CELLS segments later, when this rank has taken the segment before from all,
- * so all have reduced it; and who has offered a segment has taken the one NODE_CELLS before it, whose reduced part may go. */
+ * so all have reduced it; and who has offered a segment has taken the one NODE_CELLS before it, whose reduced shard may go. */
 #define AHEAD (NODE_CELLS / 2)
 #define LAG   (NODE_CELLS - 1 - AHEAD)
 
@@ -284,7 +284,7 @@ static castor_status reduce_direct(reduce_call *c) {
 
 typedef struct segment {
     size_t begin, bytes; /* of the whole */
-    size_t part;         /* bytes that each rank reduces; the last ones get less */
+    size_t shard;        /* bytes that each rank reduces; the last ones get less */
 } segment;
 
 static size_t segment_bytes(const reduce_call *c) {
@@ -296,19 +296,19 @@ static segment segment_of(const reduce_call *c, uint64_t step) {
     segment s = {.begin = step * whole};
     size_t left = c->op.shape.bytes - s.begin;
     s.bytes = left < whole ? left : whole;
-    size_t world = (size_t)c->op.g->world, unit = c->element_bytes * PART_ALIGN;
-    size_t part = (s.bytes + world - 1) / world;
-    s.part = (part + unit - 1) / unit * unit;
+    size_t world = (size_t)c->op.g->world, unit = c->element_bytes * SHARD_ALIGN;
+    size_t shard = (s.bytes + world - 1) / world;
+    s.shard = (shard + unit - 1) / unit * unit;
     return s;
 }
 
-static size_t part_begin(const segment *s, int rank) {
-    size_t begin = (size_t)rank * s->part;
+static size_t shard_begin(const segment *s, int rank) {
+    size_t begin = (size_t)rank * s->shard;
     return begin < s->bytes ? begin : s->bytes;
 }
 
-static size_t part_bytes(const segment *s, int rank) {
-    return part_begin(s, rank + 1) - part_begin(s, rank);
+static size_t shard_bytes(const segment *s, int rank) {
+    return shard_begin(s, rank + 1) - shard_begin(s, rank);
 }
 
 /* What others reduce of this rank's data. */
@@ -317,7 +317,7 @@ static void segment_offer(reduce_call *c, uint64_t step) {
     int rank = c->op.g->rank;
     uint8_t *to = node_own_offer(&c->op, step);
     const uint8_t *from = c->input + s.begin;
-    size_t before = part_begin(&s, rank), after = part_begin(&s, rank + 1);
+    size_t before = shard_begin(&s, rank), after = shard_begin(&s, rank + 1);
     memcpy(to, from, before);
     memcpy(to + after, from + after, s.bytes - after);
     node_offer_quietly(&c->op, step + 1);
@@ -326,7 +326,7 @@ static void segment_offer(reduce_call *c, uint64_t step) {
 static castor_status segment_reduce(reduce_call *c, uint64_t step) {
     node_operation *op = &c->op;
     segment s = segment_of(c, step);
-    size_t begin = part_begin(&s, op->g->rank), bytes = part_bytes(&s, op->g->rank);
+    size_t begin = shard_begin(&s, op->g->rank), bytes = shard_bytes(&s, op->g->rank);
     castor_status status = CASTOR_OK;
     for (int rank = 0; rank < op->g->world && status == CASTOR_OK; rank++)
         if (rank != op->g->rank)
@@ -357,14 +357,14 @@ static castor_status segment_take(reduce_call *c, uint64_t step) {
         int rank = (op->g->rank + i) % op->g->world;
         status = node_peer_await(op, rank, step + 1, step + 1);
         if (status == CASTOR_OK && c->output)
-            memcpy(c->output + s.begin + part_begin(&s, rank), node_peer_reduced(op, rank, step),
-                   part_bytes(&s, rank));
+            memcpy(c->output + s.begin + shard_begin(&s, rank), node_peer_reduced(op, rank, step),
+                   shard_bytes(&s, rank));
     }
     return status;
 }
 
-/* Each rank reduces its part of every segment; who gets the result takes the other parts from those who reduced them. */
-static castor_status reduce_in_parts(reduce_call *c) {
+/* Each rank reduces its shard of every segment; who gets the result takes the other shards from those who reduced them. */
+static castor_status reduce_by_shards(reduce_call *c) {
     size_t whole = segment_bytes(c);
     uint64_t steps = (c->op.shape.bytes + whole - 1) / whole;
     castor_status status = CASTOR_OK;
@@ -391,7 +391,7 @@ static castor_status reduce(reduce_call *c, node_group *g, const node_call *call
         status = node_buffer_take(&c->op, direct ? root : NODE_EVERYONE);
     if (status != CASTOR_OK)
         return status;
-    return direct ? reduce_direct(c) : reduce_in_parts(c);
+    return direct ? reduce_direct(c) : reduce_by_shards(c);
 }
 
 castor_status node_allreduce(node_group *g, const node_call *call, const void *input, void *output,
@@ -429,9 +429,9 @@ static void copy_cached(void *to, const void *from, size_t bytes) {
     memcpy(to, from, bytes);
 }
 
-/* `parts` of them come together on one rank. */
-static pieces pieces_of(size_t bytes, size_t piece, int parts, size_t stream_from) {
-    bool large = bytes * (size_t)parts >= stream_from;
+/* `shards` of them come together on one rank. */
+static pieces pieces_of(size_t bytes, size_t piece, int shards, size_t stream_from) {
+    bool large = bytes * (size_t)shards >= stream_from;
     return (pieces){bytes, piece, bytes ? (bytes + piece - 1) / piece : 1,
                     large ? kernel_stream : copy_cached};
 }
@@ -574,9 +574,9 @@ castor_status node_gather(node_group *g, const node_call *call, const void *inpu
 }
 
 /* A cell holds a piece for each rank. */
-static pieces pieces_shared(const node_group *g, size_t bytes, int parts) {
+static pieces pieces_shared(const node_group *g, size_t bytes, int shards) {
     size_t piece = g->cell_bytes / (size_t)g->world;
-    return pieces_of(bytes, piece / PIECE_ALIGN * PIECE_ALIGN, parts, STREAM_BYTES);
+    return pieces_of(bytes, piece / PIECE_ALIGN * PIECE_ALIGN, shards, STREAM_BYTES);
 }
 
 static castor_status step_offer_each(node_operation *op, const pieces *p, const void *const *inputs,

@@ -125,10 +125,10 @@ static int resident_by_mincore(const char *alias, uint64_t bytes, uint64_t *out)
     unsigned char pages[MINCORE_PAGES];
     *out = 0;
     for (uint64_t at = 0; at < bytes; at += sizeof pages * PAGE_BYTES) {
-        uint64_t part = bytes - at < sizeof pages * PAGE_BYTES ? bytes - at : sizeof pages * PAGE_BYTES;
-        if (mincore((char *)alias + at, part, pages) < 0)
+        uint64_t piece = bytes - at < sizeof pages * PAGE_BYTES ? bytes - at : sizeof pages * PAGE_BYTES;
+        if (mincore((char *)alias + at, piece, pages) < 0)
             return -errno;
-        for (uint64_t i = 0; i < (part + PAGE_BYTES - 1) / PAGE_BYTES; i++)
+        for (uint64_t i = 0; i < (piece + PAGE_BYTES - 1) / PAGE_BYTES; i++)
             *out += (pages[i] & 1) * PAGE_BYTES;
     }
     if (*out > bytes)

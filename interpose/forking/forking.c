@@ -134,7 +134,7 @@ static bool check_file(int number, void *context) {
     return again >= 0;
 }
 
-static bool part_file(int number, void *context) {
+static bool separate_file(int number, void *context) {
     struct stat info;
     (void)context;
     if (call_fstat(number, &info) != 0 || is_known(number, &info) || !is_for_reading(number, &info))
@@ -149,8 +149,8 @@ static bool part_file(int number, void *context) {
 }
 
 /* In a forked process: files that were open for reading get a position of their own. False: one cannot be opened again. */
-static bool fitness_part_files(void) {
-    return each_file(part_file, NULL);
+static bool fitness_separate_files(void) {
+    return each_file(separate_file, NULL);
 }
 
 /* ---- threads, memory, timers ---- */
@@ -361,7 +361,7 @@ int forking_become(int rank, int *log_file) {
     close_file(&go[1]);
     close(options()->fork_line);
     *log_file = -1;
-    bool told = fitness_part_files() && write(up[1], &own, sizeof own) == sizeof own;
+    bool told = fitness_separate_files() && write(up[1], &own, sizeof own) == sizeof own;
     close_file(&up[1]);
     bool goes = told && take_answer(&answer);
     close_file(&go[0]);
@@ -469,5 +469,5 @@ bool serving_become(pid_t launcher, const char *name, const char *words, size_t 
         struct timespec pause = {0, 1000000};
         nanosleep(&pause, NULL);
     }
-    return getppid() == launcher && fitness_part_files();
+    return getppid() == launcher && fitness_separate_files();
 }

@@ -7,7 +7,7 @@
 
 static bool owned_view(const tensor *t) {
     const store *s = t->store;
-    return t->mode == TENSOR_SHARED && t->home && t->owner == s->rank && !s->detached;
+    return t->mode == TENSOR_SHARED && t->binding && t->owner == s->rank && !s->detached;
 }
 
 castor_status publish_begin(store *s, const ranks_values *agreed, const void *said, size_t bytes,
@@ -24,8 +24,8 @@ castor_status publish_begin(store *s, const ranks_values *agreed, const void *sa
 void publish_push(tensor *const *tensors, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         if (owned_view(tensors[i]) &&
-            pages_edited_copy(tensors[i]->home, tensors[i]->param_alias, tensors[i]->span))
-            pages_edited_drop(tensors[i]->home, tensors[i]->span);
+            pages_edited_copy(tensors[i]->binding, tensors[i]->param_alias, tensors[i]->span))
+            pages_edited_drop(tensors[i]->binding, tensors[i]->span);
 }
 
 void publish_mark(tensor *t) {
@@ -41,12 +41,12 @@ castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint
         uint32_t published = atomic_load(&t->control->published);
         changed[i] = published != t->published_seen;
         t->published_seen = published;
-        if (t->mode != TENSOR_SHARED || !t->home)
+        if (t->mode != TENSOR_SHARED || !t->binding)
             continue;
         if (changed[i])
-            status = pages_edited_drop(t->home, t->span);
+            status = pages_edited_drop(t->binding, t->span);
         else
-            private_bytes += pages_edited_bytes(t->home, t->span);
+            private_bytes += pages_edited_bytes(t->binding, t->span);
     }
     if (status)
         store_fail(s, status);
@@ -62,13 +62,13 @@ castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t cou
     if (status == CASTOR_OK)
         for (uint32_t i = 0; i < count; i++)
             if (owned_view(tensors[i]))
-                pages_edited_copy(tensors[i]->home, tensors[i]->param_alias, tensors[i]->span);
+                pages_edited_copy(tensors[i]->binding, tensors[i]->param_alias, tensors[i]->span);
     if (status == CASTOR_OK)
         status = wait_barrier(s, what);
     for (uint32_t i = 0; i < count && !status; i++) {
         const tensor *t = tensors[i];
-        if (t->mode == TENSOR_SHARED && t->home)
-            status = pages_edited_drop_equal(t->home, t->param_alias, t->span);
+        if (t->mode == TENSOR_SHARED && t->binding)
+            status = pages_edited_drop_equal(t->binding, t->param_alias, t->span);
     }
     if (status)
         store_fail(s, status);

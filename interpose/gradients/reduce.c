@@ -30,8 +30,8 @@ struct job {
     tensor *tensor;
     const char *source;
     double scale;
-    uint32_t epoch;
-    bool carry; /* the sum goes on from the last epoch's */
+    uint32_t generation;
+    bool carry; /* the sum goes on from the last generation's */
 };
 
 /* The queue of one store. `lock` guards what has no other word. */
@@ -53,7 +53,7 @@ typedef struct reducer {
 
 struct turn {
     const tensor *tensor;
-    uint32_t need; /* blocks that the rank before must have added, or epochs that must be released */
+    uint32_t need; /* blocks that the rank before must have added, or generations that must be released */
 };
 
 /* Rank 0 has waited long for a sum that may hold this rank's blocks, and this rank's gradient of it does not come: the script may wait for
@@ -99,9 +99,9 @@ static bool previous_added(void *context) {
     return (int32_t)(atomic_load(&t->control->rank[t->store->rank - 1].added) - turn->need) >= 0;
 }
 
-static castor_status turn_wait(tensor *t, uint32_t epoch, uint32_t block) {
+static castor_status turn_wait(tensor *t, uint32_t generation, uint32_t block) {
     store *s = t->store;
-    struct turn turn = {t, s->rank ? epoch * t->blocks + block + 1 : epoch};
+    struct turn turn = {t, s->rank ? generation * t->blocks + block + 1 : generation};
     wait_condition c = {s->rank ? previous_added : all_released, s->rank ? rank_before : rank_not_released,
                         &turn, "its turn to add a gradient"};
     if (s->rank == 0 && block > 0)
@@ -127,9 +127,9 @@ static castor_status wanted_release(store *s) {
 /* The sum's memory was given back. What comes back takes the place of freed activations: each rank keeps its part of
  * those less. */
 static void block_borrow(tensor *t, size_t bytes) {
-    int64_t part = (int64_t)(bytes / (size_t)t->store->world);
-    atomic_fetch_add(&t->yielded_bytes, (uint64_t)part);
-    arena_yield(part);
+    int64_t share = (int64_t)(bytes / (size_t)t->store->world);
+    atomic_fetch_add(&t->yielded_bytes, (uint64_t)share);
+    arena_yield(share);
 }
 
 /* Rank 0 brings the pages with their contents by writing to the file: a lack of memory is an error then and not a
@@ -177,8 +177,8 @@ static castor_status carry_check(tensor *t, const struct job *job, bool fresh) {
                                        "the sum of tensor %u cannot continue: its memory was given back",
                                        t->id));
     if (s->rank == 0)
-        atomic_store(&t->control->carried, job->carry ? job->epoch + 1 : 0);
-    else if ((atomic_load(&t->control->carried) == job->epoch + 1) != job->carry)
+        atomic_store(&t->control->carried, job->carry ? job->generation + 1 : 0);
+    else if ((atomic_load(&t->control->carried) == job->generation + 1) != job->carry)
         return store_fail(s,
                           error_set(CASTOR_ERR_ARGUMENT,
                                     "rank %d %s the gradients of the last micro-step and rank %d %s: every "
@@ -192,15 +192,16 @@ static castor_status reduce_job(const struct job *job) {
     tensor *t = job->tensor;
     store *s = t->store;
     uint64_t begin_ns = trace_now_ns();
-    bool fresh = false; /* the sum's memory was given back since the last epoch, or has never been there */
+    bool fresh =
+        false; /* the sum's memory was given back since the last generation, or has never been there */
     for (uint32_t block = 0; block < t->blocks; block++) {
-        castor_status status = turn_wait(t, job->epoch, block);
+        castor_status status = turn_wait(t, job->generation, block);
         if (status)
             return status;
         if (block == 0) {
             bool elsewhere = demand_elsewhere(t, CHUNK_GRAD);
             fresh = (t->returnable || t->unfilled || elsewhere) &&
-                    atomic_load(&t->control->given_back) == job->epoch;
+                    atomic_load(&t->control->given_back) == job->generation;
             if (elsewhere && s->rank == 0 && (status = demand_take_over(t)) != CASTOR_OK)
                 return store_fail(s, status);
             if ((status = carry_check(t, job, fresh)) != CASTOR_OK)
@@ -210,13 +211,13 @@ static castor_status reduce_job(const struct job *job) {
         size_t bytes = t->sum_bytes - from < TENSOR_BLOCK_BYTES ? t->sum_bytes - from : TENSOR_BLOCK_BYTES;
         if ((status = block_add(t, job, from, bytes, fresh)) != CASTOR_OK)
             return status;
-        atomic_store(&t->control->rank[s->rank].added, job->epoch * t->blocks + block + 1);
+        atomic_store(&t->control->rank[s->rank].added, job->generation * t->blocks + block + 1);
         wait_notify(&t->control->event, &t->control->waiters);
     }
     if (t->sum_paged && budget_moves_parameters(s)) /* nothing is lost: the mapping is shared */
         madvise(t->grad_alias, t->sum_span, MADV_DONTNEED);
     trace_record_write(TRACE_REDUCE, t->id, begin_ns, trace_now_ns(), t->sum_bytes, (uint64_t)s->rank,
-                       job->epoch, 0);
+                       job->generation, 0);
     return CASTOR_OK;
 }
 
@@ -228,7 +229,7 @@ static bool sum_complete(void *context);
 static void open_sums_end(reducer *r) {
     while (r->open_first < r->open_count) {
         const struct job *job = &r->open_sums[r->open_first];
-        struct turn turn = {job->tensor, (job->epoch + 1) * job->tensor->blocks};
+        struct turn turn = {job->tensor, (job->generation + 1) * job->tensor->blocks};
         if (!sum_complete(&turn))
             return;
         budget_sum_end(job->tensor);
@@ -353,7 +354,7 @@ castor_status reduce_submit(tensor *t, const void *source, double scale, bool ca
     }
     if (r->head - r->tail == r->capacity && (status = ring_grow(r)) != CASTOR_OK)
         goto done;
-    r->jobs[r->head++ % r->capacity] = (struct job){t, source, scale, t->epoch, carry};
+    r->jobs[r->head++ % r->capacity] = (struct job){t, source, scale, t->generation, carry};
     if (source)
         r->queued_bytes += t->sum_bytes;
     *ticket = r->head;
@@ -374,15 +375,15 @@ uint64_t reduce_done(const store *s) {
 }
 
 void reduce_mark_used(tensor *t) {
-    atomic_store(&t->control->used[t->epoch % 2], t->epoch + 1);
+    atomic_store(&t->control->used[t->generation % 2], t->generation + 1);
 }
 
 bool reduce_was_used(const tensor *t) {
-    return atomic_load(&t->control->used[(t->epoch - 1) % 2]) == t->epoch;
+    return atomic_load(&t->control->used[(t->generation - 1) % 2]) == t->generation;
 }
 
 void reduce_used_elsewhere(tensor *t) {
-    atomic_store(&t->control->used[(t->epoch - 1) % 2], t->epoch);
+    atomic_store(&t->control->used[(t->generation - 1) % 2], t->generation);
 }
 
 /* The last rank's progress says it all; this rank's own orders its thread's writes before what follows, for those who
@@ -401,7 +402,7 @@ uint32_t reduce_complete(tensor *const *tensors, uint32_t count, const uint8_t *
     for (uint32_t i = count; i-- > 0;) {
         if (!used[i])
             continue;
-        struct turn turn = {tensors[i], (tensors[i]->epoch + 1) * tensors[i]->blocks};
+        struct turn turn = {tensors[i], (tensors[i]->generation + 1) * tensors[i]->blocks};
         if (!sum_complete(&turn))
             break;
         complete++;
@@ -432,11 +433,11 @@ castor_status reduce_finish(store *s, tensor *const *tensors, uint32_t count) {
     store_activity_set(s, ACTIVITY_BACKWARD);
     for (uint32_t i = 0; i < count && !status; i++) {
         tensor *t = tensors[i];
-        struct turn turn = {t, (t->epoch + 1) * t->blocks};
+        struct turn turn = {t, (t->generation + 1) * t->blocks};
         wait_condition c = {sum_complete, rank_not_added, &turn, "the end of backward"};
         status = wait_until(s, &t->control->event, &t->control->waiters, &c);
         if (status == CASTOR_OK)
-            t->epoch++;
+            t->generation++;
     }
     store_activity_set(s, ACTIVITY_SCRIPT);
     s->changes++;

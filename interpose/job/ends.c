@@ -12,7 +12,7 @@ enum { PATH_BYTES = 4096 };
 
 const char *const ends_words[ENDS_EVENT_COUNT] = {
     [ENDS_SIGNAL] = "signal", [ENDS_STATUS] = "status", [ENDS_TOLD] = "told",
-    [ENDS_KILLED] = "killed", [ENDS_JOB] = "job",       [ENDS_KILLED_GROUP] = "killed-group",
+    [ENDS_KILLED] = "killed", [ENDS_JOB] = "job",       [ENDS_KILLED_CGROUP] = "killed-cgroup",
     [ENDS_LOST] = "lost",
 };
 

@@ -15,13 +15,13 @@
 #define ENDS_LINE_BYTES 96
 
 typedef enum ends_event {
-    ENDS_SIGNAL,       /* the process was ended by signal N; by who waited for it */
-    ENDS_STATUS,       /* the process, which castor started, exited with status N */
-    ENDS_TOLD,         /* the process, castor, got signal N, and passed it on */
-    ENDS_KILLED_GROUP, /* the limits of the job's control groups have killed N processes since castor began */
-    ENDS_KILLED,       /* the kernel has killed N processes because memory was out */
-    ENDS_JOB,          /* castor ends with status N */
-    ENDS_LOST,         /* the process, castor, was itself killed */
+    ENDS_SIGNAL,        /* the process was ended by signal N; by who waited for it */
+    ENDS_STATUS,        /* the process, which castor started, exited with status N */
+    ENDS_TOLD,          /* the process, castor, got signal N, and passed it on */
+    ENDS_KILLED_CGROUP, /* the limits of the job's control groups have killed N processes since castor began */
+    ENDS_KILLED,        /* the kernel has killed N processes because memory was out */
+    ENDS_JOB,           /* castor ends with status N */
+    ENDS_LOST,          /* the process, castor, was itself killed */
     ENDS_EVENT_COUNT
 } ends_event;
 

@@ -176,11 +176,11 @@ static bool staging_index_read(const staging_index *index, uint32_t place, void 
 }
 
 static bool place_equals(const staging_index *index, uint32_t place, const char *contents, size_t bytes) {
-    char part[32768];
+    char piece[32768];
     for (size_t at = 0; at < bytes;) {
-        size_t size = bytes - at < sizeof part ? bytes - at : sizeof part;
-        if (file_bytes_read(index->bytes_fd, part, size, place_offset(place) + at) != 0 ||
-            memcmp(part, contents + at, size) != 0)
+        size_t size = bytes - at < sizeof piece ? bytes - at : sizeof piece;
+        if (file_bytes_read(index->bytes_fd, piece, size, place_offset(place) + at) != 0 ||
+            memcmp(piece, contents + at, size) != 0)
             return false;
         at += size;
     }

@@ -132,7 +132,7 @@ castor_status serve_start(store *s, const char *token, const char *address, int 
         return error_set(CASTOR_ERR_MEMORY, "no memory for the thread castor-serve");
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
         server->file[kind] = s->chunks.list[kind].fd;
-        server->file_bytes[kind] = s->chunks.part_bytes * (kind == CHUNK_OPTIM ? (uint64_t)s->world : 1);
+        server->file_bytes[kind] = s->chunks.section_bytes * (kind == CHUNK_OPTIM ? (uint64_t)s->world : 1);
     }
     token_copy(server->token, token);
     castor_status status = listen_on(address, &server->listener, port);

@@ -2,11 +2,11 @@
  *
  *   microbatch   a part of the batch that passes the pipeline as one; M of them, from 0
  *   stage        a position of the pipeline; S of them, from 0
- *   slice        a part of the model that a stage holds; v of them. Slice c of stage s is part c * S + s of the model's S * v parts,
- *                so that a microbatch passes the stages v times. v > 1 only in interleaved schedules (Megatron's model chunks)
+ *   slice        a part of the model that a stage holds; v of them. Slice c of stage s is the model's virtual stage c * S + s, of
+ *                S * v, so that a microbatch passes the stages v times. v > 1 only in interleaved schedules (Megatron's model chunks)
  *   alive        a slice's microbatch between its forward and the last operation that needs its activations
  *
- * An operation of a microbatch on a part of the model follows the same one on the part before, forward, or behind, backward. Every
+ * An operation of a microbatch on a virtual stage follows the same one on the one before, forward, or behind, backward. Every
  * stage runs its operations in its order and waits for what each needs; sends do not wait for their receivers. So none waits
  * forever. In units of time, with passes of length f and b of a whole stage:
  *

@@ -152,7 +152,7 @@ typedef enum misfit { FITS, NO_AXIS, AXIS_TWICE, INDIVISIBLE } misfit;
 static misfit misfit_of(const mesh *m, const spec *s, int64_t *out, int32_t *dim, int32_t *axis) {
     uint32_t taken = 0;
     for (*dim = 0; *dim < s->dims; ++*dim) {
-        int64_t parts = 1;
+        int64_t shards = 1;
         for (int32_t i = 0; i < s->counts[*dim]; i++) {
             *axis = s->axes[*dim][i];
             if (*axis >= m->axes)
@@ -160,12 +160,12 @@ static misfit misfit_of(const mesh *m, const spec *s, int64_t *out, int32_t *dim
             if (taken & 1u << *axis)
                 return AXIS_TWICE;
             taken |= 1u << *axis;
-            parts *= m->shape[*axis];
+            shards *= m->shape[*axis];
         }
-        if (s->shape[*dim] % parts)
+        if (s->shape[*dim] % shards)
             return INDIVISIBLE;
         if (out)
-            out[*dim] = s->shape[*dim] / parts;
+            out[*dim] = s->shape[*dim] / shards;
     }
     return FITS;
 }
@@ -180,9 +180,9 @@ castor_status spec_shape(const mesh *m, const spec *s, int64_t *out) {
     castor_status status = spec_print(s, text, sizeof text);
     if (status)
         return status;
-    int64_t part[SPEC_DIMS];
+    int64_t shard[SPEC_DIMS];
     int32_t dim, axis;
-    switch (misfit_of(m, s, part, &dim, &axis)) {
+    switch (misfit_of(m, s, shard, &dim, &axis)) {
     case FITS:
         break;
     case NO_AXIS:
@@ -200,6 +200,6 @@ castor_status spec_shape(const mesh *m, const spec *s, int64_t *out) {
             text, dim, (long)s->shape[dim]);
     }
     if (out)
-        memcpy(out, part, (size_t)s->dims * sizeof *out);
+        memcpy(out, shard, (size_t)s->dims * sizeof *out);
     return CASTOR_OK;
 }

@@ -5,13 +5,13 @@
 
 castor_status communication_cost_of(const mesh *m, const spec *s, const communication *c,
                                     communication_cost *cost) {
-    int64_t part[SPEC_DIMS];
-    castor_status status = spec_shape(m, s, part);
+    int64_t shard[SPEC_DIMS];
+    castor_status status = spec_shape(m, s, shard);
     if (status)
         return status;
     double size = 1, forward = 0, backward = 0;
     for (int32_t dim = 0; dim < s->dims; dim++)
-        size *= (double)part[dim];
+        size *= (double)shard[dim];
     switch ((communication_pattern)c->pattern) {
     case GATHER_FWD_SPLIT_BWD:
         status = mesh_cost(m, MESH_ALL_GATHER, size, c->axis, &forward);

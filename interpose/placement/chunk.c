@@ -15,17 +15,17 @@
 
 const char *const chunk_kind_names[CHUNK_KIND_COUNT] = {"parameter", "gradient", "optimizer state"};
 
-void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes) {
+void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t section_bytes) {
     memset(t, 0, sizeof *t);
     t->chunk_bytes = pages_round(chunk_bytes);
-    t->part_bytes = part_bytes;
+    t->section_bytes = section_bytes;
     t->unit_bytes = PAGE_BYTES;
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
         chunk_list *list = &t->list[kind];
         list->fd = -1;
-        for (int part = 0; part < 128; part++) {
-            list->next_offset[part] = kind == CHUNK_OPTIM ? (uint64_t)part * part_bytes : 0;
-            list->current[part] = list->small[part] = -1;
+        for (int section = 0; section < 128; section++) {
+            list->next_offset[section] = kind == CHUNK_OPTIM ? (uint64_t)section * section_bytes : 0;
+            list->current[section] = list->small[section] = -1;
         }
     }
 }
@@ -56,9 +56,9 @@ void chunk_units_map(const chunk_table *t, void *mapped, size_t bytes) {
 
 static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uint64_t bytes, int32_t *index) {
     chunk_list *list = &t->list[kind];
-    int part = kind == CHUNK_OPTIM ? owner : 0;
+    int section = kind == CHUNK_OPTIM ? owner : 0;
     bytes = chunk_unit_round(t, bytes);
-    if (list->next_offset[part] + bytes > (uint64_t)(part + 1) * t->part_bytes)
+    if (list->next_offset[section] + bytes > (uint64_t)(section + 1) * t->section_bytes)
         return error_set(CASTOR_ERR_MEMORY, "the file of the %s chunks is full", chunk_kind_names[kind]);
     if (!list->chunks) {
         void *reserved = mmap(NULL, CHUNKS_MAX * sizeof(chunk), PROT_READ | PROT_WRITE,
@@ -73,8 +73,8 @@ static castor_status chunk_begin(chunk_table *t, chunk_kind kind, int owner, uin
             "there are %d %s chunks already, the most that are supported: set a larger CASTOR_CHUNK_SIZE",
             CHUNKS_MAX, chunk_kind_names[kind]);
     *index = (int32_t)list->count++;
-    list->chunks[*index] = (chunk){.offset = list->next_offset[part], .bytes = bytes, .owner = owner};
-    list->next_offset[part] += bytes;
+    list->chunks[*index] = (chunk){.offset = list->next_offset[section], .bytes = bytes, .owner = owner};
+    list->next_offset[section] += bytes;
     return CASTOR_OK;
 }
 

@@ -2,7 +2,7 @@
  *
  * A tensor is appended to its owner's current chunk, or a new chunk is begun; one larger than a chunk gets a chunk
  * of its own. Every rank makes the same calls in the same order for parameters and gradients, so the layout is the
- * same without a message; optimizer states are laid out by their owner alone, each in its own part of the file.
+ * same without a message; optimizer states are laid out by their owner alone, each in its own section of the file.
  * The alias of a chunk is mapped when it is first needed. */
 #ifndef CASTOR_PLACEMENT_CHUNK_H
 #define CASTOR_PLACEMENT_CHUNK_H
@@ -26,7 +26,7 @@ typedef struct chunk_list {
     int fd;
     chunk *chunks; /* in order of making */
     uint32_t count;
-    uint64_t next_offset[128]; /* by part: 0 for parameters and gradients, the owner for states */
+    uint64_t next_offset[128]; /* by section: 0 for parameters and gradients, the owner for states */
     int32_t current[128];      /* the chunk being filled, by owner; -1: none */
     int32_t small[128];        /* the one of small states */
 } chunk_list;
@@ -36,13 +36,13 @@ typedef struct chunk_table {
     uint64_t
         searched_bytes; /* what the search found, which may be more than it could choose; 0: it was not asked */
     uint64_t wasted_bytes; /* of parameter chunks that no parameter fills, as the search counts them */
-    uint64_t part_bytes;
+    uint64_t section_bytes;
     uint64_t
         unit_bytes; /* chunks begin and end at multiples of it in their file: a power of two, a page at least */
     chunk_list list[CHUNK_KIND_COUNT];
 } chunk_table;
 
-void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t part_bytes);
+void chunk_table_init(chunk_table *t, uint64_t chunk_bytes, uint64_t section_bytes);
 /* Of a table whose ranges were reserved alone. */
 void chunk_table_drop(chunk_table *t);
 

@@ -110,7 +110,7 @@ castor_status chunk_manager_add_chunk(chunk_manager *m, chunk_kind kind, uint64_
         m->chunks[*chunk] = (managed_chunk){.bytes = bytes,
                                             .kind = (uint8_t)kind,
                                             .tier = (uint8_t)tier,
-                                            .home = 0,
+                                            .static_tier = 0,
                                             .dirty = tier == 0,
                                             .last_use = m->uses};
         moments_add_chunk(&m->moments);
@@ -155,8 +155,9 @@ void chunk_manager_place(chunk_manager *m) {
         all[m->chunks[i].kind] += m->chunks[i].bytes;
     for (uint32_t i = 0; i < m->chunks_count; i++) {
         managed_chunk *c = &m->chunks[i];
-        c->home = placement_offloads_next(&m->settings.placement, c->kind, offloaded[c->kind], all[c->kind]);
-        offloaded[c->kind] += c->home ? c->bytes : 0;
+        c->static_tier =
+            placement_offloads_next(&m->settings.placement, c->kind, offloaded[c->kind], all[c->kind]);
+        offloaded[c->kind] += c->static_tier ? c->bytes : 0;
     }
     chunks_refresh(m);
     room_plan(m);
@@ -497,7 +498,7 @@ typedef struct sums {
 
 static castor_status check_chunk(const chunk_manager *m, uint32_t chunk, sums *s) {
     const managed_chunk *c = &m->chunks[chunk];
-    if (c->tier >= m->backend.tiers || c->home >= m->backend.tiers)
+    if (c->tier >= m->backend.tiers || c->static_tier >= m->backend.tiers)
         return wrong(chunk, "it is on no tier");
     s->bytes[c->kind][c->tier] += c->bytes;
     s->tier[c->tier] += c->bytes;

@@ -16,7 +16,9 @@ typedef struct managed_chunk {
     uint64_t last_use; /* manager's `uses` at that time */
     uint64_t handle, begin_ns;
     uint32_t users, pins;
-    uint8_t kind, tier, home; /* while it moves, `tier` is where it comes from */
+    uint8_t kind;
+    uint8_t tier;        /* while it moves, where it comes from */
+    uint8_t static_tier; /* to which it goes back under the static policy */
     uint8_t to;
     bool moving;
     bool waited;     /* a thread waits for the move in the backend */

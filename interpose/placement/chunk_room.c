@@ -205,7 +205,7 @@ void non_model_sample(chunk_manager *m) {
 
 bool chunk_may_leave(const chunk_manager *m, uint32_t chunk) {
     const managed_chunk *c = &m->chunks[chunk];
-    if (m->settings.placement.policy == PLACEMENT_STATIC && c->tier >= c->home)
+    if (m->settings.placement.policy == PLACEMENT_STATIC && c->tier >= c->static_tier)
         return false; /* it is where it belongs */
     return !c->moving && !c->loading && !c->users && !c->pins && !c->failed;
 }
@@ -320,7 +320,7 @@ castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_
     }
 }
 
-/* Chunks go home, and others leave, until tier 0 is within its limit. */
+/* Chunks go to their static tier, and others leave, until tier 0 is within its limit. */
 static void settle(chunk_manager *m) {
     bool warmup = !m->moments.following, fixed = m->settings.placement.policy == PLACEMENT_STATIC;
     uint64_t limit = room_limit(m);
@@ -447,8 +447,8 @@ static void prefetch(chunk_manager *m) {
     }
 }
 
-/* Under the static policy a chunk whose home is elsewhere goes there when its next use is not near. */
-static void go_home(chunk_manager *m) {
+/* Under the static policy a chunk goes back to its static tier when its next use is not near. */
+static void go_back(chunk_manager *m) {
     for (;;) {
         uint32_t victim = victims_first(&m->victims[0]);
         if (victim == VICTIM_NONE || m->flights_count == FLIGHTS_MAX)
@@ -463,7 +463,7 @@ static void go_home(chunk_manager *m) {
 void room_plan(chunk_manager *m) {
     settle(m);
     if (m->settings.placement.policy == PLACEMENT_STATIC)
-        go_home(m);
+        go_back(m);
     if (m->moments.following)
         prefetch(m);
 }

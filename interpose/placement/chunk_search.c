@@ -27,7 +27,7 @@ static bool round_up(uint64_t numel, uint64_t unit, uint64_t *out) {
     return !__builtin_mul_overflow(units, unit, out) && *out <= NUMEL_MAX;
 }
 
-static bool group_total(const chunk_search_group *g, uint64_t *total) {
+static bool list_total(const chunk_search_list *g, uint64_t *total) {
     *total = 0;
     for (uint64_t i = 0; i < g->count; i++)
         if (__builtin_add_overflow(*total, g->numel[i], total) || *total > NUMEL_MAX)
@@ -46,31 +46,31 @@ static bool decides(const outliers *o, uint64_t numel) {
     return !o->aside || above <= 0 || above * above <= o->far_squared;
 }
 
-static outliers outliers_of(const chunk_search_group *groups, uint32_t count) {
+static outliers outliers_of(const chunk_search_list *lists, uint32_t count) {
     long double sum = 0, squares = 0;
     uint64_t tensors = 0;
     for (uint32_t g = 0; g < count; g++) {
-        if (groups[g].keep_gathered)
+        if (lists[g].keep_gathered)
             continue;
-        tensors += groups[g].count;
-        for (uint64_t i = 0; i < groups[g].count; i++)
-            sum += (long double)groups[g].numel[i];
+        tensors += lists[g].count;
+        for (uint64_t i = 0; i < lists[g].count; i++)
+            sum += (long double)lists[g].numel[i];
     }
     if (tensors == 0)
         return (outliers){0};
     long double mean = sum / (long double)tensors;
     for (uint32_t g = 0; g < count; g++) {
-        if (groups[g].keep_gathered)
+        if (lists[g].keep_gathered)
             continue;
-        for (uint64_t i = 0; i < groups[g].count; i++) {
-            long double off = (long double)groups[g].numel[i] - mean;
+        for (uint64_t i = 0; i < lists[g].count; i++) {
+            long double off = (long double)lists[g].numel[i] - mean;
             squares += off * off;
         }
     }
     return (outliers){true, mean, 9 * (squares / (long double)tensors)};
 }
 
-static uint64_t waste_of(const chunk_search_group *g, const outliers *o, uint64_t chunk) {
+static uint64_t waste_of(const chunk_search_list *g, const outliers *o, uint64_t chunk) {
     uint64_t waste = 0, left = 0;
     for (uint64_t i = 0; i < g->count; i++) {
         uint64_t numel = g->numel[i];
@@ -85,7 +85,7 @@ static uint64_t waste_of(const chunk_search_group *g, const outliers *o, uint64_
     return waste + left;
 }
 
-static uint64_t largest_of(const chunk_search_group *g, const outliers *o) {
+static uint64_t largest_of(const chunk_search_list *g, const outliers *o) {
     uint64_t largest = 0;
     for (uint64_t i = 0; i < g->count; i++)
         if (g->numel[i] > largest && decides(o, g->numel[i]))
@@ -94,12 +94,12 @@ static uint64_t largest_of(const chunk_search_group *g, const outliers *o) {
 }
 
 /* The size with least waste, the first of such. */
-static castor_status scan(const chunk_search_group *groups, uint32_t count, const chunk_search_range *range,
+static castor_status scan(const chunk_search_list *lists, uint32_t count, const chunk_search_range *range,
                           const outliers *o, uint64_t *best, uint64_t *least) {
     uint64_t largest = range->minimum, begin, end, most, chunks = count;
     for (uint32_t g = 0; g < count; g++) {
-        chunks += groups[g].count;
-        uint64_t own = groups[g].keep_gathered ? 0 : largest_of(&groups[g], o);
+        chunks += lists[g].count;
+        uint64_t own = lists[g].keep_gathered ? 0 : largest_of(&lists[g], o);
         largest = own > largest ? own : largest;
     }
     /* No waste is more than that of as many chunks as there are tensors. */
@@ -115,7 +115,7 @@ static castor_status scan(const chunk_search_group *groups, uint32_t count, cons
     for (uint64_t chunk = begin; chunk <= end; chunk += range->interval) {
         uint64_t waste = 0;
         for (uint32_t g = 0; g < count; g++)
-            waste += groups[g].keep_gathered ? 0 : waste_of(&groups[g], o, chunk);
+            waste += lists[g].keep_gathered ? 0 : waste_of(&lists[g], o, chunk);
         if (waste < *least) {
             *least = waste;
             *best = chunk;
@@ -126,7 +126,7 @@ static castor_status scan(const chunk_search_group *groups, uint32_t count, cons
     return CASTOR_OK;
 }
 
-castor_status chunk_search(chunk_search_group *groups, uint32_t count, const chunk_search_range *range,
+castor_status chunk_search(chunk_search_list *lists, uint32_t count, const chunk_search_range *range,
                            chunk_search_result *out) {
     uint64_t multiple = 1, chunk = 0;
     bool searched = false;
@@ -134,47 +134,47 @@ castor_status chunk_search(chunk_search_group *groups, uint32_t count, const chu
     if (range->interval == 0)
         return error_set(CASTOR_ERR_ARGUMENT, "the interval of a chunk search must be at least 1");
     for (uint32_t g = 0; g < count; g++) {
-        chunk_search_group *group = &groups[g];
+        chunk_search_list *list = &lists[g];
         uint64_t total;
-        if (group->degree == 0)
+        if (list->degree == 0)
             return error_set(CASTOR_ERR_ARGUMENT, "a data-parallel degree must be at least 1");
-        uint64_t factor = group->degree / greatest_common_divisor(multiple, group->degree);
-        if (!group_total(group, &total) || __builtin_mul_overflow(multiple, factor, &multiple) ||
+        uint64_t factor = list->degree / greatest_common_divisor(multiple, list->degree);
+        if (!list_total(list, &total) || __builtin_mul_overflow(multiple, factor, &multiple) ||
             multiple > NUMEL_MAX || __builtin_add_overflow(out->numel, total, &out->numel) ||
             out->numel > NUMEL_MAX)
             return error_set(CASTOR_ERR_ARGUMENT, "too many elements for a chunk search");
-        group->keep_gathered = total < range->minimum;
-        group->chunk_numel = total;
-        searched |= !group->keep_gathered;
+        list->keep_gathered = total < range->minimum;
+        list->chunk_numel = total;
+        searched |= !list->keep_gathered;
     }
     if (!searched)
         return CASTOR_OK;
-    outliers o = range->filter ? outliers_of(groups, count) : (outliers){0};
-    castor_status status = scan(groups, count, range, &o, &chunk, &out->wasted);
+    outliers o = range->filter ? outliers_of(lists, count) : (outliers){0};
+    castor_status status = scan(lists, count, range, &o, &chunk, &out->wasted);
     if (status != CASTOR_OK)
         return status;
     if (!round_up(chunk, multiple, &chunk))
         return error_set(CASTOR_ERR_ARGUMENT, "the chunk size is beyond the largest one");
     for (uint32_t g = 0; g < count; g++)
-        if (!groups[g].keep_gathered)
-            groups[g].chunk_numel = chunk;
+        if (!lists[g].keep_gathered)
+            lists[g].chunk_numel = chunk;
     return CASTOR_OK;
 }
 
 castor_status chunk_search_set(chunk_table *t, const uint64_t *numel, uint64_t count, uint64_t degree,
                                uint64_t element_bytes, uint64_t most_bytes) {
-    chunk_search_group group = {.numel = numel, .count = count, .degree = degree};
+    chunk_search_list list = {.numel = numel, .count = count, .degree = degree};
     chunk_search_result found;
     castor_status status = chunk_search(
-        &group, 1, &(chunk_search_range){DEFAULT_RANGE, DEFAULT_INTERVAL, DEFAULT_MINIMUM, true}, &found);
+        &list, 1, &(chunk_search_range){DEFAULT_RANGE, DEFAULT_INTERVAL, DEFAULT_MINIMUM, true}, &found);
     if (status || found.numel == 0)
         return status;
     uint64_t bytes = 0;
-    if (group.keep_gathered) /* each parameter begins on a page of its own */
+    if (list.keep_gathered) /* each parameter begins on a page of its own */
         for (uint64_t i = 0; i < count; i++)
             bytes += pages_round(numel[i] * element_bytes);
     else
-        bytes = pages_round(group.chunk_numel * element_bytes);
+        bytes = pages_round(list.chunk_numel * element_bytes);
     t->searched_bytes = bytes;
     t->chunk_bytes = bytes < most_bytes ? bytes : pages_round(most_bytes);
     t->wasted_bytes = found.wasted * element_bytes;

@@ -7,28 +7,28 @@
 #include "base/file_bytes.h"
 #include "base/log.h"
 
-#define PATH_BYTES 4160 /* an option of 4095 bytes, and the name */
-#define PART_BYTES 16384
+#define PATH_BYTES   4160 /* an option of 4095 bytes, and the name */
+#define BUFFER_BYTES 16384
 
-/* Lines are short; what they come to is written in parts. */
+/* Lines are short; they are written through a buffer. */
 typedef struct writer {
     int fd, error; /* 0, or the errno of the first write that failed */
     uint64_t offset, used;
-    char part[PART_BYTES];
+    char buffer[BUFFER_BYTES];
 } writer;
 
-static void part_write(writer *w) {
+static void buffer_write(writer *w) {
     if (!w->error)
-        w->error = file_bytes_write(w->fd, w->part, w->used, w->offset);
+        w->error = file_bytes_write(w->fd, w->buffer, w->used, w->offset);
     w->offset += w->used;
     w->used = 0;
 }
 
 static void line_add(void *context, const char *text, uint64_t length) {
     writer *w = context;
-    if (w->used + length > sizeof w->part)
-        part_write(w);
-    memcpy(w->part + w->used, text, length);
+    if (w->used + length > sizeof w->buffer)
+        buffer_write(w);
+    memcpy(w->buffer + w->used, text, length);
     w->used += length;
 }
 
@@ -42,7 +42,7 @@ void recording_keep(chunk_manager *m, const char *directory, int rank) {
         return;
     }
     bool known = chunk_manager_write_recording(m, line_add, &w);
-    part_write(&w);
+    buffer_write(&w);
     close(w.fd);
     if (!known)
         unlink(path);

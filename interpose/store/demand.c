@@ -86,8 +86,8 @@ static void lock_give(store *s) {
 /* ---- ranges */
 
 bool demand_worth(const store *s, size_t bytes) {
-    size_t part = s->chunks.chunk_bytes / 16;
-    return bytes >= (part < DEMAND_BYTES_WORTH ? part : DEMAND_BYTES_WORTH);
+    size_t worth = s->chunks.chunk_bytes / 16;
+    return bytes >= (worth < DEMAND_BYTES_WORTH ? worth : DEMAND_BYTES_WORTH);
 }
 
 bool demand_single(const tensor *t, chunk_kind kind) {
@@ -304,7 +304,7 @@ castor_status demand_drop(tensor *t, chunk_kind kind) {
         return status;
     if (t->control->residency[kind] != DEMAND_AWAY)
         drop(t, kind);
-    /* Of the last epoch that is complete, which this rank may not have taken note of yet. */
+    /* Of the last generation that is complete, which this rank may not have taken note of yet. */
     if (kind == CHUNK_GRAD)
         atomic_store(&t->control->given_back,
                      atomic_load(&t->control->rank[t->store->world - 1].added) / t->blocks);

@@ -45,8 +45,8 @@ static const char *store_files_folder(const char *offload_dir, bool places) {
     return *offload_dir || !places ? offload_dir : OFFLOAD_DIR_DEFAULT;
 }
 
-/* How large one rank's part of the states' file may be, and the whole file of parameters or of gradients. */
-static uint64_t store_files_part_bytes(const char *folder) {
+/* How large one rank's section of the states' file may be, and the whole file of parameters or of gradients. */
+static uint64_t store_files_section_bytes(const char *folder) {
     return *folder ? PART_BYTES_DISK : PART_BYTES;
 }
 
@@ -96,9 +96,9 @@ static void say_if_memory(const char *folder, int fd) {
 /* Rank 0 calls them. On an error no file stays open. */
 static castor_status store_files_make_chunks(int world, const char *folder, int fds[CHUNK_KIND_COUNT]) {
     static const char *const names[CHUNK_KIND_COUNT] = {"castor-param", "castor-grad", "castor-optim"};
-    uint64_t part_bytes = store_files_part_bytes(folder);
+    uint64_t section_bytes = store_files_section_bytes(folder);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
-        uint64_t bytes = kind == CHUNK_OPTIM ? part_bytes * (uint64_t)world : part_bytes;
+        uint64_t bytes = kind == CHUNK_OPTIM ? section_bytes * (uint64_t)world : section_bytes;
         fds[kind] = *folder ? disk_file(folder, bytes) : memory_file(names[kind], bytes);
         if (fds[kind] >= 0)
             continue;
@@ -253,7 +253,7 @@ castor_status store_open(const char *token, const char *group, int rank, int wor
     s->control = control;
     s->timeout_seconds = settings->timeout_seconds;
     pthread_mutex_init(&s->lock, NULL);
-    chunk_table_init(&s->chunks, settings->chunk_bytes, store_files_part_bytes(folder));
+    chunk_table_init(&s->chunks, settings->chunk_bytes, store_files_section_bytes(folder));
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         s->chunks.list[kind].fd = fds[1 + kind];
     control_join(s, pids);
@@ -293,7 +293,7 @@ static castor_status files_to_disk(store *s) {
         return store_fail(s, status);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         close(s->chunks.list[kind].fd);
-    chunk_table_init(&s->chunks, s->chunks.chunk_bytes, store_files_part_bytes(folder));
+    chunk_table_init(&s->chunks, s->chunks.chunk_bytes, store_files_section_bytes(folder));
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         s->chunks.list[kind].fd = fds[kind];
     return CASTOR_OK;

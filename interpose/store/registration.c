@@ -185,8 +185,8 @@ static void declarations_assign(store *s, const declaration *declarations, uint3
 static uint64_t chunk_most_bytes(const store *s, uint64_t budget_bytes) {
     if (!budget_bytes)
         return UINT64_MAX;
-    uint64_t part = budget_bytes / CHUNKS_OF_BUDGET;
-    return part > s->chunks.unit_bytes ? part : s->chunks.unit_bytes;
+    uint64_t bytes = budget_bytes / CHUNKS_OF_BUDGET;
+    return bytes > s->chunks.unit_bytes ? bytes : s->chunks.unit_bytes;
 }
 
 uint64_t declarations_chunk_bytes_under(const store *s, uint64_t budget_bytes) {
@@ -351,8 +351,8 @@ static castor_status value_take(tensor *t, void *address, bool tied, uint64_t *a
     if (t->mode == TENSOR_VALUE && t->store->rank != 0 && !tied)
         memcpy(address, t->grad_alias, t->bytes);
     if (t->mode == TENSOR_SHARED && tied)
-        t->home = address;
-    else if (t->mode == TENSOR_SHARED && (status = tensor_map_home(t, address)) == CASTOR_OK)
+        t->binding = address;
+    else if (t->mode == TENSOR_SHARED && (status = tensor_bind(t, address)) == CASTOR_OK)
         *adopted += t->numel;
     return status;
 }

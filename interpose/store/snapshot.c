@@ -38,7 +38,7 @@ static bool views_visit(store *s, view_visit visit) {
         tensor *t = s->tensors[id];
         if (t->mode != TENSOR_SHARED)
             continue;
-        if (t->home && !visit(s, t, CHUNK_PARAM, t->param_offset, t->home, t->span))
+        if (t->binding && !visit(s, t, CHUNK_PARAM, t->param_offset, t->binding, t->span))
             return false;
         for (const window *w = t->windows; w; w = w->next)
             if (w->live && w->current && !w->zeroed &&
@@ -124,8 +124,8 @@ static bool take(store *s) {
         if (snap->fd[kind] >= 0)
             close(snap->fd[kind]);
         snap->fd[kind] = memfd_create("castor-snapshot", MFD_CLOEXEC);
-        uint64_t parts = kind == CHUNK_OPTIM ? (uint64_t)s->world : 1;
-        if (snap->fd[kind] < 0 || ftruncate(snap->fd[kind], (off_t)(s->chunks.part_bytes * parts)) != 0)
+        uint64_t sections = kind == CHUNK_OPTIM ? (uint64_t)s->world : 1;
+        if (snap->fd[kind] < 0 || ftruncate(snap->fd[kind], (off_t)(s->chunks.section_bytes * sections)) != 0)
             return false;
     }
     snap->changes = s->changes;

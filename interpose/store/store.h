@@ -5,7 +5,7 @@
  *   control    a small shared block: ranks and what they do, progress of sums, barriers
  *   exchange   for each rank an area that it writes, and that the others read after a barrier
  *   tensor     one registered parameter, with its gradient's sum and its optimizer states
- *   epoch      of a tensor: number of sums that were completed
+ *   generation of a tensor: number of sums that were completed
  *
  * Invariants
  *   - every rank registers the same tensors in the same order, so ids, owners and offsets agree
@@ -93,20 +93,20 @@ typedef struct store_control {
 
 /* Progress of one tensor; `world` rank words follow. */
 typedef struct tensor_progress {
-    _Atomic uint32_t added;    /* blocks that this rank has added, over all epochs */
-    _Atomic uint32_t released; /* epochs whose sum this rank no longer reads */
+    _Atomic uint32_t added;    /* blocks that this rank has added, over all generations */
+    _Atomic uint32_t released; /* generations whose sum this rank no longer reads */
 } tensor_progress;
 
 typedef struct tensor_control {
     _Atomic uint32_t event;   /* futex of this tensor */
     _Atomic uint32_t waiters; /* of `event` */
-    _Atomic uint32_t
-        used[2]; /* by epoch % 2, as one rank may be an epoch ahead: epoch + 1 when some rank used it */
+    _Atomic uint32_t used
+        [2]; /* by generation % 2, as one rank may be a generation ahead: generation + 1 when some rank used it */
     _Atomic uint32_t published;   /* number of publications; written by the owner */
     _Atomic uint32_t forgotten;   /* ranks that have forgotten the tensor */
-    _Atomic uint32_t leases_back; /* releases of all ranks, over all epochs; any rank adds to it */
-    _Atomic uint32_t given_back;  /* the epoch whose sum's memory was given back; 0: none */
-    _Atomic uint32_t carried;     /* the epoch whose sum rank 0 went on with; 0: none */
+    _Atomic uint32_t leases_back; /* releases of all ranks, over all generations; any rank adds to it */
+    _Atomic uint32_t given_back;  /* the generation whose sum's memory was given back; 0: none */
+    _Atomic uint32_t carried;     /* the generation whose sum rank 0 went on with; 0: none */
     uint32_t residency[2];        /* by chunk_kind, demand_residency; under demand_lock, as is loaded_at */
     uint64_t loaded_at[2];        /* demand_clock then */
     tensor_progress rank[];

@@ -36,8 +36,8 @@ static void on_block_freed(void *context, void *block) {
     store *s = first->store;
     pthread_mutex_lock(&s->lock);
     do {
-        if (t->home == block) {
-            t->home = NULL;
+        if (t->binding == block) {
+            t->binding = NULL;
             if (t->forgotten && t->mode == TENSOR_SHARED && !s->detached)
                 ranges_leave(t);
         }
@@ -45,23 +45,23 @@ static void on_block_freed(void *context, void *block) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Whether some tensor of this process has its home at the address. */
-static bool home_is_taken(const void *address) {
+/* Whether some tensor of this process is bound to the block at the address. */
+static bool is_bound(const void *address) {
     const tensor *first = arena_adopted(address, on_block_freed);
     for (const tensor *t = first; t; t = t->tied == first ? NULL : t->tied)
-        if (t->home == address)
+        if (t->binding == address)
             return true;
     return false;
 }
 
 bool tensor_is_mappable(const void *address, size_t bytes, bool whole) {
-    return whole && pages_own(bytes) && arena_block_size(address) >= bytes && !home_is_taken(address);
+    return whole && pages_own(bytes) && arena_block_size(address) >= bytes && !is_bound(address);
 }
 
-castor_status tensor_map_home(tensor *t, void *address) {
+castor_status tensor_bind(tensor *t, void *address) {
     staging_block *staged = staging_take_out(address);
-    if (arena_adopted(address, on_block_freed) && !home_is_taken(address))
-        arena_release(address); /* it was a home once, and has pages of its own since then */
+    if (arena_adopted(address, on_block_freed) && !is_bound(address))
+        arena_release(address); /* a tensor was bound to it once, and it has pages of its own since then */
     castor_status status = arena_adopt(address, on_block_freed, t);
     if (status)
         return status;
@@ -74,7 +74,7 @@ castor_status tensor_map_home(tensor *t, void *address) {
     }
     chunk_units_map(&t->store->chunks, address, t->span);
     staging_leave(staged);
-    t->home = address;
+    t->binding = address;
     return CASTOR_OK;
 }
 
@@ -100,33 +100,33 @@ castor_status tensor_state_allocate(tensor *t, size_t bytes, uint64_t *offset, c
     return status;
 }
 
-castor_status tensor_keep_home(tensor *t) {
-    if (t->mode != TENSOR_SHARED || !t->home || t->store->detached)
+castor_status tensor_unbind(tensor *t) {
+    if (t->mode != TENSOR_SHARED || !t->binding || t->store->detached)
         return CASTOR_OK;
-    castor_status status = pages_privatize(t->home, t->span);
+    castor_status status = pages_privatize(t->binding, t->span);
     if (status == CASTOR_OK)
-        t->home = NULL; /* publications pass it by until the tensor has a home again */
+        t->binding = NULL; /* publications pass it by until the tensor is bound again */
     return status;
 }
 
-bool tensor_rehome(tensor *t, void *address) {
+bool tensor_rebind(tensor *t, void *address) {
     if (t->mode != TENSOR_SHARED || t->store->detached)
         return false;
-    if (t->home == address)
+    if (t->binding == address)
         return true;
     if (arena_block_size(address) < t->bytes)
         return false;
     t->store->changes++;
-    if (tensor_keep_home(t) != CASTOR_OK)
+    if (tensor_unbind(t) != CASTOR_OK)
         return false;
-    return tensor_map_home(t, address) == CASTOR_OK;
+    return tensor_bind(t, address) == CASTOR_OK;
 }
 
 castor_status tensor_release(tensor *t) {
     if (t->mode != TENSOR_SHARED)
         return CASTOR_OK;
     /* The pages become this process's own; the file stays mapped beneath them and is never shown again. */
-    castor_status status = t->home ? pages_privatize(t->home, t->span) : CASTOR_OK;
+    castor_status status = t->binding ? pages_privatize(t->binding, t->span) : CASTOR_OK;
     if (status == CASTOR_OK)
         t->mode = TENSOR_VALUE;
     return status;
@@ -141,7 +141,7 @@ void tensor_forget(tensor *t) {
     snapshot_views_keep(t);
     window_unmap_returned(t);
     window_loan_end(t);
-    if (t->mode != TENSOR_SHARED || !t->home)
+    if (t->mode != TENSOR_SHARED || !t->binding)
         ranges_leave(t);
     pthread_mutex_unlock(&s->lock);
 }
@@ -173,8 +173,8 @@ void tensor_sweep(store *s, const uint8_t *gone, uint32_t count) {
 static bool tensor_check(store *s, const tensor *t) {
     const tensor_control *c = t->control;
     bool good = t->id < s->tensor_count && t->owner >= 0 && t->owner < s->world &&
-                (int32_t)(t->released - t->epoch) <= 1;
-    /* A rank adds an epoch's blocks only after the rank before it has. They go on adding meanwhile: the later rank is
+                (int32_t)(t->released - t->generation) <= 1;
+    /* A rank adds a generation's blocks only after the rank before it has. They go on adding meanwhile: the later rank is
      * looked at first. */
     uint32_t later = good ? atomic_load(&c->rank[s->world - 1].added) : 0;
     for (int rank = s->world - 2; good && rank >= 0; rank--) {

@@ -56,7 +56,7 @@ typedef struct tensor {
     uint32_t blocks;               /* of the sum */
     uint64_t param_offset, grad_offset;
     int32_t grad_chunk, param_chunk; /* the numbers of the chunks that hold them */
-    char *home; /* shared: the script's block, a view of the parameter range; NULL: none (home.h) */
+    char *binding; /* shared: the script's block, a view of the parameter range; NULL: none (binding.h) */
     const void
         *seen; /* not shared: where the script had it when the ranks last settled; NULL: they have not yet */
     uint64_t layout;   /* as it was registered */
@@ -65,15 +65,15 @@ typedef struct tensor {
     tensor_control *control;
     /* This rank's progress. */
     gradient_state gradient;
-    uint32_t epoch;          /* sums completed */
+    uint32_t generation;     /* sums completed */
     uint32_t released;       /* sums released */
     uint32_t published_seen; /* publications whose pages were taken over */
     struct window *windows;  /* under store->lock */
     state_range *states;     /* of the owner, under store->lock */
-    struct tensor *tied; /* the next of those at the same home, in a ring; itself when there is no other */
+    struct tensor *tied; /* the next one bound to the same block, in a ring; itself if there is no other */
     bool returnable;     /* the sum's memory may be given back while nobody reads it */
     bool sum_paged; /* the sum has whole pages of its own; as it was made, whatever the parameter is now */
-    bool unfilled;  /* the sum has no memory before its first epoch */
+    bool unfilled;  /* the sum has no memory before its first generation */
     uint32_t loan;  /* of the owner: its blocks may lie on the sum while nobody reads it; 0: none */
     bool lent;      /* the owner keeps its lease on the sum for its blocks; under store->lock */
     bool sum_continues; /* the next sum goes on from this one: its memory is not given back */
@@ -96,18 +96,18 @@ void tensor_sweep(store *s, const uint8_t *gone, uint32_t count);
 /* Back to the script's private memory, at the same address, with the bytes that this rank sees now. */
 castor_status tensor_release(tensor *t);
 
-/* Whether a block of the script's, as it lies there, can be a home for so many bytes. `whole`: DESCRIPTION_WHOLE. A block that is
- * a view already (of another store's, or of an earlier registration) cannot be mapped over twice. */
+/* Whether a block of the script's, as it lies there, can be mapped over with so many bytes. `whole`: DESCRIPTION_WHOLE. A
+ * block that is a view already (of another store's, or of an earlier registration) cannot be mapped over twice. */
 bool tensor_is_mappable(const void *address, size_t bytes, bool whole);
-/* The store's pages of the parameter's range are mapped over the block at the address, which is the tensor's home from then on. */
-castor_status tensor_map_home(tensor *t, void *address);
+/* Maps the store's pages of the parameter's range over the block at the address, to which the tensor is bound from then on. */
+castor_status tensor_bind(tensor *t, void *address);
 
 /* The script replaced its tensor; the block at the old address gets pages of its own and keeps its values. */
-castor_status tensor_keep_home(tensor *t);
+castor_status tensor_unbind(tensor *t);
 
 /* The script's tensor is now at `address` (it replaced p.data): maps the store over that block, if possible. Returns whether it
- * is now the home. On this rank only; the contents of the store do not change. */
-bool tensor_rehome(tensor *t, void *address);
+ * is bound to it now. On this rank only; the contents of the store do not change. */
+bool tensor_rebind(tensor *t, void *address);
 
 /* A range for a state of the tensor; its owner calls it. The range is given back when every rank has forgotten the tensor. */
 castor_status tensor_state_allocate(tensor *t, size_t bytes, uint64_t *offset, char **alias);

@@ -17,8 +17,8 @@ static bool memory_idle(void) {
 }
 
 /* Callers hold the store's lock. `dropped`: the script let its gradient go (and does not overwrite it just now). */
-static castor_status release_up_to(tensor *t, uint32_t epoch, bool dropped) {
-    uint32_t count = epoch - t->released, world = (uint32_t)t->store->world;
+static castor_status release_up_to(tensor *t, uint32_t generation, bool dropped) {
+    uint32_t count = generation - t->released, world = (uint32_t)t->store->world;
     if ((int32_t)count <= 0 || t->store->detached)
         return CASTOR_OK;
     uint64_t lent = atomic_exchange(&t->yielded_bytes, 0);
@@ -34,22 +34,22 @@ static castor_status release_up_to(tensor *t, uint32_t epoch, bool dropped) {
     if (status)
         return status;
     t->lent = false;
-    bool last = atomic_fetch_add(&t->control->leases_back, count) + count == epoch * world;
+    bool last = atomic_fetch_add(&t->control->leases_back, count) + count == generation * world;
     /* Before this rank's own release shows: until then nobody writes the next sum. */
     if (last && dropped && t->returnable && !t->sum_continues && !demand_single(t, CHUNK_GRAD) &&
         memory_idle()) {
         chunk_punch(&t->store->chunks, CHUNK_GRAD, t->grad_offset, t->sum_span);
-        atomic_store(&t->control->given_back, epoch);
+        atomic_store(&t->control->given_back, generation);
     }
-    t->released = epoch;
-    atomic_store(&t->control->rank[t->store->rank].released, epoch);
+    t->released = generation;
+    atomic_store(&t->control->rank[t->store->rank].released, generation);
     wait_notify(&t->control->event, &t->control->waiters);
     return CASTOR_OK;
 }
 
 castor_status window_release_sum(tensor *t) {
     pthread_mutex_lock(&t->store->lock);
-    castor_status status = release_up_to(t, t->epoch, false);
+    castor_status status = release_up_to(t, t->generation, false);
     pthread_mutex_unlock(&t->store->lock);
     return status;
 }
@@ -98,7 +98,7 @@ castor_status window_loans_recall(store *s) {
     pthread_mutex_lock(&s->lock);
     for (uint32_t id = 0; id < s->tensor_count && !status; id++)
         if (s->tensors[id]->lent)
-            status = release_up_to(s->tensors[id], s->tensors[id]->epoch, false);
+            status = release_up_to(s->tensors[id], s->tensors[id]->generation, false);
     pthread_mutex_unlock(&s->lock);
     return status;
 }
@@ -161,7 +161,7 @@ static castor_status lease_end(window *w) {
     for (const window *other = t->windows; other; other = other->next)
         if (other->live && other->current)
             return CASTOR_OK;
-    return release_up_to(t, t->epoch, true);
+    return release_up_to(t, t->generation, true);
 }
 
 void window_return(window *w) {
@@ -198,7 +198,7 @@ castor_status window_detach_all(tensor *t) {
         if (w->live && w->current && (status = pages_privatize(w->address, t->sum_span)) == CASTOR_OK)
             w->current = false;
     if (status == CASTOR_OK)
-        status = release_up_to(t, t->epoch, false);
+        status = release_up_to(t, t->generation, false);
     pthread_mutex_unlock(&t->store->lock);
     return status;
 }
@@ -215,7 +215,7 @@ castor_status window_carry(tensor *t, window *w) {
             w->current = false;
         status = t->lent ? error_set(CASTOR_ERR_ARGUMENT,
                                      "the sum of tensor %u cannot continue: its memory was lent", t->id)
-                         : release_up_to(t, t->epoch, false);
+                         : release_up_to(t, t->generation, false);
     }
     pthread_mutex_unlock(&t->store->lock);
     return status;

@@ -1,9 +1,9 @@
 /* Windows: the memory of p.grad after a backward.
  *
- * A window is a view of a tensor's sum. It has a lease on the sum of one epoch, from the end of that backward until the script
+ * A window is a view of a tensor's sum. It has a lease on the sum of one generation, from the end of that backward until the script
  * frees the gradient (window_return, called by the storage's deleter), or until this rank's next gradient of the tensor is
  * ready. Then the window gets pages of its own (window_detach_all) and keeps its values. The mapping of a returned window is
- * reused in the next epoch; a forgotten tensor's mappings end. */
+ * reused in the next generation; a forgotten tensor's mappings end. */
 #ifndef CASTOR_STORE_WINDOW_H
 #define CASTOR_STORE_WINDOW_H
 
@@ -13,7 +13,7 @@ typedef struct window {
     tensor *tensor;
     char *address;
     bool live;    /* a script's tensor uses it */
-    bool current; /* it shows the sum of the tensor's epoch, and has the lease */
+    bool current; /* it shows the sum of the tensor's generation, and has the lease */
     bool zeroed;  /* anonymous memory stands in its place (window_zero) */
     struct window *next;
 } window;
@@ -22,7 +22,7 @@ typedef struct window {
 castor_status window_take(tensor *t, window **out);
 /* The script freed the gradient. From any thread. */
 void window_return(window *w);
-/* Ends the mappings that no later epoch will use. Callers hold the store's lock; the tensor is forgotten. */
+/* Ends the mappings that no later generation will use. Callers hold the store's lock; the tensor is forgotten. */
 void window_unmap_returned(tensor *t);
 /* Makes every live window of the tensor independent of the store, and releases the sum. */
 castor_status window_detach_all(tensor *t);
@@ -33,7 +33,7 @@ castor_status window_carry(tensor *t, window *w);
 castor_status window_refresh(window *w);
 /* The window's values become zero at no cost, and its lease ends. */
 castor_status window_zero(window *w);
-/* This rank no longer reads the sum of the tensor's last epoch. */
+/* This rank no longer reads the sum of the tensor's last generation. */
 castor_status window_release_sum(tensor *t);
 
 /* The owner of a sum that can be lent holds a lease from the start. Before the barrier that ends the registration. */

@@ -80,8 +80,8 @@ static bool reserve_blocks(int fd, uint64_t bytes, bool in_use) {
     if (in_use)
         return pwrite(fd, zeros, 1, (off_t)bytes - 1) == 1;
     for (uint64_t offset = 0; offset < bytes;) {
-        size_t part = bytes - offset < sizeof zeros ? (size_t)(bytes - offset) : sizeof zeros;
-        ssize_t written = pwrite(fd, zeros, part, (off_t)offset);
+        size_t piece = bytes - offset < sizeof zeros ? (size_t)(bytes - offset) : sizeof zeros;
+        ssize_t written = pwrite(fd, zeros, piece, (off_t)offset);
         if (written <= 0) {
             if (written < 0 && errno == EINTR && ++tries < 100)
                 continue;
@@ -96,12 +96,12 @@ static bool reserve_blocks(int fd, uint64_t bytes, bool in_use) {
  * written before are the file system's cheapest to map; the blocks are reserved, so that a failure means nothing. */
 static void pages_write(int fd, uint64_t bytes) {
     static const char zeros[4096];
-    struct iovec parts[64];
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        parts[i] = (struct iovec){.iov_base = (void *)zeros, .iov_len = sizeof zeros};
+    struct iovec vectors[64];
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
+        vectors[i] = (struct iovec){.iov_base = (void *)zeros, .iov_len = sizeof zeros};
     for (uint64_t offset = 0; offset + sizeof zeros <= bytes;) {
-        uint64_t left = (bytes - offset) / sizeof zeros, most = sizeof parts / sizeof *parts;
-        ssize_t written = pwritev(fd, parts, (int)(left < most ? left : most), (off_t)offset);
+        uint64_t left = (bytes - offset) / sizeof zeros, most = sizeof vectors / sizeof *vectors;
+        ssize_t written = pwritev(fd, vectors, (int)(left < most ? left : most), (off_t)offset);
         if (written <= 0)
             return;
         offset += (uint64_t)written;

@@ -21,7 +21,7 @@ static bool failed;        /* lock; no file can be made */
 static char base_name[64]; /* of its files; written before current */
 
 /* The backend behind each group of the file; written under lock, read without. */
-static const void *addresses[LIVE_GROUPS_MAX];
+static const void *addresses[LIVE_PROCESS_GROUPS_MAX];
 
 static struct {
     bool known, all;
@@ -78,7 +78,7 @@ void trace_set_rank(int rank) {
 
 /* ---- groups ---- */
 
-void live_group_announce(const char *name, const int32_t *ranks, size_t count) {
+void live_process_group_announce(const char *name, const int32_t *ranks, size_t count) {
     announced = announced_none;
     announced.known = name != NULL;
     if (name == NULL)
@@ -91,21 +91,22 @@ void live_group_announce(const char *name, const int32_t *ranks, size_t count) {
 }
 
 static uint32_t group_find(const void *address) {
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX; i++)
         if (__atomic_load_n(&addresses[i], __ATOMIC_ACQUIRE) == address)
             return i;
-    return LIVE_GROUP_UNKNOWN;
+    return LIVE_PROCESS_GROUP_UNKNOWN;
 }
 
 /* `known`: name and members; NULL: unknown. */
-static uint32_t group_add(live_file *file, const void *address, int rank, int size, const live_group *known) {
+static uint32_t group_add(live_file *file, const void *address, int rank, int size,
+                          const live_process_group *known) {
     pthread_mutex_lock(&lock);
     uint32_t index = group_find(address);
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX && index == LIVE_GROUP_UNKNOWN; i++)
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX && index == LIVE_PROCESS_GROUP_UNKNOWN; i++)
         if (addresses[i] == NULL)
             index = i;
-    if (index != LIVE_GROUP_UNKNOWN) {
-        live_group *group = &file->groups[index];
+    if (index != LIVE_PROCESS_GROUP_UNKNOWN) {
+        live_process_group *group = &file->groups[index];
         memset(group, 0, sizeof *group);
         group->rank = rank;
         group->size = size > 0 ? (uint32_t)size : 0;
@@ -121,10 +122,10 @@ static uint32_t group_add(live_file *file, const void *address, int rank, int si
     return index;
 }
 
-uint64_t live_group_made(const void *address, int rank, int size) {
+uint64_t live_process_group_made(const void *address, int rank, int size) {
     if (!announced.known || size <= 0)
         return 0;
-    live_group known = {0};
+    live_process_group known = {0};
     if (announced.made++ == 0)
         memcpy(known.name, announced.name, sizeof known.name);
     else
@@ -148,15 +149,15 @@ void live_communicator_made(const void *address, uint64_t identity, int rank, in
     live_file *file = address != NULL && identity != 0 ? live_get() : NULL;
     if (file == NULL)
         return;
-    live_group known = {.enqueues = 1};
+    live_process_group known = {.enqueues = 1};
     log_format(known.name, sizeof known.name, "%x", (unsigned)(identity >> 32 ^ identity));
     group_add(file, address, rank, size, &known);
 }
 
-void live_group_ended(const void *address) {
+void live_process_group_ended(const void *address) {
     live_file *file = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
-    uint32_t index = file == NULL || address == NULL ? LIVE_GROUP_UNKNOWN : group_find(address);
-    if (index == LIVE_GROUP_UNKNOWN)
+    uint32_t index = file == NULL || address == NULL ? LIVE_PROCESS_GROUP_UNKNOWN : group_find(address);
+    if (index == LIVE_PROCESS_GROUP_UNKNOWN)
         return;
     /* Works that its worker threads never ran end with it. */
     for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++)
@@ -207,11 +208,11 @@ static live_wait *begin_collective(const void *address, const char *operation, u
     if (file == NULL)
         return NULL;
     uint32_t index = group_find(address);
-    if (index == LIVE_GROUP_UNKNOWN) /* made before the agent was there, or by other means */
+    if (index == LIVE_PROCESS_GROUP_UNKNOWN) /* made before the agent was there, or by other means */
         index = group_add(file, address, -1, 0, NULL);
-    if (index == LIVE_GROUP_UNKNOWN)
+    if (index == LIVE_PROCESS_GROUP_UNKNOWN)
         return wait_begin(file, LIVE_COLLECTIVE, index, 0, operation, bytes, now_ns);
-    live_group *group = &file->groups[index];
+    live_process_group *group = &file->groups[index];
     uint64_t ordinal = __atomic_add_fetch(&group->entered, 1, __ATOMIC_RELAXED);
     if (enqueued) {
         live_recent *recent = &group->recent[ordinal % LIVE_RECENT_MAX];
@@ -237,7 +238,7 @@ live_wait *live_collective_enqueue(const void *address, const char *operation, u
 
 live_wait *live_wait_begin(live_kind kind, const char *what, uint64_t now_ns) {
     live_file *file = live_get();
-    return file == NULL ? NULL : wait_begin(file, kind, LIVE_GROUP_UNKNOWN, 0, what, 0, now_ns);
+    return file == NULL ? NULL : wait_begin(file, kind, LIVE_PROCESS_GROUP_UNKNOWN, 0, what, 0, now_ns);
 }
 
 /* ---- messages ---- */
@@ -270,11 +271,11 @@ static live_channel *channel_add(live_file *file, const live_message *message, l
 
 live_message live_message_begin(const void *address, live_direction direction, int peer, int tag,
                                 bool enqueued, uint64_t now_ns) {
-    live_message message = {LIVE_GROUP_UNKNOWN, peer, enqueued ? 0 : tag, 0};
+    live_message message = {LIVE_PROCESS_GROUP_UNKNOWN, peer, enqueued ? 0 : tag, 0};
     live_file *file = live_get();
-    if (file == NULL || (message.group = group_find(address)) == LIVE_GROUP_UNKNOWN)
+    if (file == NULL || (message.group = group_find(address)) == LIVE_PROCESS_GROUP_UNKNOWN)
         return message;
-    live_group *group = &file->groups[message.group];
+    live_process_group *group = &file->groups[message.group];
     if (enqueued) {
         __atomic_store_n(&group->enqueues, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&group->last_ns, now_ns, __ATOMIC_RELAXED);

@@ -9,15 +9,15 @@
 #include <stddef.h>
 #include "live_format.h"
 
-/* Name and ranks of the process group that this thread makes, for the live_group_made calls that follow on this thread; NULL:
- * the group is made. `ranks` are global ranks; count 0: all. */
-void live_group_announce(const char *name, const int32_t *ranks, size_t count);
+/* Name and ranks of the process group that this thread makes, for the live_process_group_made calls that follow on this thread;
+ * NULL: the group is made. `ranks` are global ranks; count 0: all. */
+void live_process_group_announce(const char *name, const int32_t *ranks, size_t count);
 /* The backend of a group was made at `address`. Returns the group's identity, the same on all its ranks; 0: its name is
  * unknown. */
-uint64_t live_group_made(const void *address, int rank, int size);
+uint64_t live_process_group_made(const void *address, int rank, int size);
 /* The same for a communicator. `identity` is the same on all its ranks. */
 void live_communicator_made(const void *address, uint64_t identity, int rank, int size);
-void live_group_ended(const void *address);
+void live_process_group_ended(const void *address);
 
 /* A collective of all ranks of the group at `address` begins. NULL: no free entry. */
 live_wait *live_collective_begin(const void *address, const char *operation, uint64_t bytes, uint64_t now_ns);

@@ -27,16 +27,16 @@
 #define LIVE_SUFFIX       ".live"
 #define LIVE_STACK_SUFFIX ".stack" /* text: the Python stacks that `castor run` asked for */
 
-#define LIVE_GROUPS_MAX    128u
-#define LIVE_WAITS_MAX     64u
-#define LIVE_CHANNELS_MAX  256u
-#define LIVE_RECENT_MAX    8u
-#define LIVE_MEMBER_WORDS  16u /* ranks 0 to 1023; others of a group are only counted */
-#define LIVE_NAME_MAX      64
-#define LIVE_WHAT_MAX      80
-#define LIVE_OPERATION_MAX 32
-#define LIVE_CALL_MAX      40
-#define LIVE_GROUP_UNKNOWN UINT32_MAX
+#define LIVE_PROCESS_GROUPS_MAX    128u
+#define LIVE_WAITS_MAX             64u
+#define LIVE_CHANNELS_MAX          256u
+#define LIVE_RECENT_MAX            8u
+#define LIVE_MEMBER_WORDS          16u /* ranks 0 to 1023; others of a group are only counted */
+#define LIVE_NAME_MAX              64
+#define LIVE_WHAT_MAX              80
+#define LIVE_OPERATION_MAX         32
+#define LIVE_CALL_MAX              40
+#define LIVE_PROCESS_GROUP_UNKNOWN UINT32_MAX
 
 /* LIVE_DEVICE: not a wait of the table, but the live_device. */
 typedef enum live_kind { LIVE_COLLECTIVE = 1, LIVE_STORE, LIVE_RECEIVE, LIVE_DEVICE } live_kind;
@@ -49,7 +49,7 @@ typedef struct live_recent {
     char what[LIVE_OPERATION_MAX];
 } live_recent;
 
-typedef struct live_group {
+typedef struct live_process_group {
     uint64_t entered; /* collectives that this process has begun on the group */
     int32_t rank;     /* of this process in the group; -1: unknown */
     uint32_t size;    /* ranks in the group; 0: unknown */
@@ -59,12 +59,12 @@ typedef struct live_group {
     live_recent recent[LIVE_RECENT_MAX]; /* by ordinal */
     char name[LIVE_NAME_MAX];            /* "": unknown */
     uint64_t members[LIVE_MEMBER_WORDS];
-} live_group;
+} live_process_group;
 
 typedef struct live_wait {
     uint64_t begin_ns; /* CLOCK_MONOTONIC; 0: free */
     uint64_t ordinal, bytes;
-    uint32_t kind, group; /* group: index into groups, or LIVE_GROUP_UNKNOWN */
+    uint32_t kind, group; /* group: index into groups, or LIVE_PROCESS_GROUP_UNKNOWN */
     int32_t missing_pid;  /* a process that the wait is for, as far as the waiter knows; 0: unknown */
     uint32_t claimed;
     char what[LIVE_WHAT_MAX]; /* "allreduce", "the end of backward" */
@@ -99,18 +99,18 @@ typedef struct live_file {
     uint32_t stack_able;                     /* this process can write its Python stack */
     uint32_t channels_lost; /* messages of channels without a free entry: their absence proves nothing */
     uint8_t padding[72];
-    live_group groups[LIVE_GROUPS_MAX];
+    live_process_group groups[LIVE_PROCESS_GROUPS_MAX];
     live_wait waits[LIVE_WAITS_MAX];
     live_channel channels[LIVE_CHANNELS_MAX];
     live_device device;
 } live_file;
 
-static_assert(sizeof(live_group) == 672, "groups have 672 bytes");
+static_assert(sizeof(live_process_group) == 672, "groups have 672 bytes");
 static_assert(sizeof(live_wait) == 128, "waits have 128 bytes");
 static_assert(sizeof(live_channel) == 24, "channels have 24 bytes");
 static_assert(sizeof(live_device) == 128, "what is known of devices has 128 bytes");
 static_assert(sizeof(live_file) ==
-                  128 + 672 * LIVE_GROUPS_MAX + 128 * LIVE_WAITS_MAX + 24 * LIVE_CHANNELS_MAX + 128,
+                  128 + 672 * LIVE_PROCESS_GROUPS_MAX + 128 * LIVE_WAITS_MAX + 24 * LIVE_CHANNELS_MAX + 128,
               "no hidden padding");
 
 #endif

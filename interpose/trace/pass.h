@@ -1,11 +1,11 @@
 /* What a record of a pipeline's pass holds (record.def: PASS), for who writes it and who reads it.
  *
  *   id  TRACE_PASS_FORWARD, TRACE_PASS_BACKWARD, TRACE_PASS_FORWARD_ONLY: a forward that no backward follows, or TRACE_PASS_WEIGHT: the
- *       second part of a backward, where the first one is of the input alone
+ *       second half of a backward, where the first one is of the input alone
  *   a   microbatch (lower half), microbatches of a batch (upper half)
- *   b   part of the model (lower half), parts (upper half): part p is on stage p mod S (parallel/pipeline.h)
+ *   b   virtual stage of the model (lower half), virtual stages (upper half): number p is on stage p mod S (parallel/pipeline.h)
  *   c   batch, counted from 0 by each process (lower half), stages (upper half); the highest bit: it enqueues work on a device,
- *       so begin and end are not the work's; the one below: the batch's backwards have two parts */
+ *       so begin and end are not the work's; the one below: the batch's backwards have two halves */
 #ifndef CASTOR_TRACE_PASS_H
 #define CASTOR_TRACE_PASS_H
 
@@ -19,33 +19,33 @@ enum { TRACE_PASS_FORWARD, TRACE_PASS_BACKWARD, TRACE_PASS_FORWARD_ONLY, TRACE_P
 
 typedef struct trace_pass {
     uint32_t id;
-    uint32_t microbatch, microbatches, part, parts, batch, stages;
+    uint32_t microbatch, microbatches, virtual_stage, virtual_stages, batch, stages;
     bool on_device, split;
 } trace_pass;
 
 static inline void trace_pass_pack(const trace_pass *pass, uint64_t *a, uint64_t *b, uint64_t *c) {
     *a = (uint64_t)pass->microbatches << 32 | pass->microbatch;
-    *b = (uint64_t)pass->parts << 32 | pass->part;
+    *b = (uint64_t)pass->virtual_stages << 32 | pass->virtual_stage;
     *c = (uint64_t)pass->stages << 32 | pass->batch | (pass->on_device ? TRACE_PASS_ON_DEVICE : 0) |
          (pass->split ? TRACE_PASS_SPLIT : 0);
 }
 
 /* False: no schedule writes this; the record is damaged. */
 static inline bool trace_pass_unpack(uint32_t id, uint64_t a, uint64_t b, uint64_t c, trace_pass *pass) {
-    enum { PARTS_MOST = 1 << 16, MICROBATCHES_MOST = 1 << 20 };
+    enum { VIRTUAL_STAGES_MOST = 1 << 16, MICROBATCHES_MOST = 1 << 20 };
     *pass = (trace_pass){.id = id,
                          .microbatch = (uint32_t)a,
                          .microbatches = (uint32_t)(a >> 32),
-                         .part = (uint32_t)b,
-                         .parts = (uint32_t)(b >> 32),
+                         .virtual_stage = (uint32_t)b,
+                         .virtual_stages = (uint32_t)(b >> 32),
                          .batch = (uint32_t)c,
                          .stages = (uint32_t)((c & ~(TRACE_PASS_ON_DEVICE | TRACE_PASS_SPLIT)) >> 32),
                          .on_device = (c & TRACE_PASS_ON_DEVICE) != 0,
                          .split = (c & TRACE_PASS_SPLIT) != 0};
     return id <= TRACE_PASS_WEIGHT && (id != TRACE_PASS_WEIGHT || pass->split) &&
            pass->microbatch < pass->microbatches && pass->microbatches <= MICROBATCHES_MOST &&
-           pass->part < pass->parts && pass->parts <= PARTS_MOST && pass->stages > 0 &&
-           pass->parts % pass->stages == 0;
+           pass->virtual_stage < pass->virtual_stages && pass->virtual_stages <= VIRTUAL_STAGES_MOST &&
+           pass->stages > 0 && pass->virtual_stages % pass->stages == 0;
 }
 
 #endif

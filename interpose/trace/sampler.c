@@ -125,7 +125,7 @@ static void sample_record_memory(void) {
 }
 
 /* Waits for `wait_ns`; false when the sampler must end. */
-static bool wait_part(uint64_t wait_ns) {
+static bool wait_for(uint64_t wait_ns) {
     uint64_t deadline_ns = clock_ns(CLOCK_MONOTONIC) + wait_ns;
     struct timespec deadline = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
     pthread_mutex_lock(&lock);
@@ -141,10 +141,10 @@ static bool wait_interval(uint64_t interval_ns) {
     for (;;) {
         live_stack_update();
         device_update(clock_ns(CLOCK_MONOTONIC));
-        uint64_t part_ns = interval_ns < SAMPLE_LOOK_NS ? interval_ns : SAMPLE_LOOK_NS;
-        if (!wait_part(part_ns))
+        uint64_t look_ns = interval_ns < SAMPLE_LOOK_NS ? interval_ns : SAMPLE_LOOK_NS;
+        if (!wait_for(look_ns))
             return false;
-        interval_ns -= part_ns;
+        interval_ns -= look_ns;
         if (interval_ns == 0)
             return true;
     }

@@ -47,22 +47,22 @@ static double relative(double difference, double a, double b, double floor) {
 }
 
 static double loss_difference(const audit *a, double factor, double limit) {
-    if (isnan(a->whole_loss) && isnan(a->parts_loss))
+    if (isnan(a->whole_loss) && isnan(a->split_loss))
         return 0;
-    double parts = factor * a->parts_loss;
-    return relative(fabs(a->whole_loss - parts), a->whole_loss, parts, LOSS_FLOOR / limit);
+    double split = factor * a->split_loss;
+    return relative(fabs(a->whole_loss - split), a->whole_loss, split, LOSS_FLOOR / limit);
 }
 
-/* The whole beside `factor` times the parts. Returns whether they differ. */
-static bool compare(const double *whole, const double *parts, uint32_t count, double factor, audit *result) {
+/* The whole beside `factor` times the split one. Returns whether they differ. */
+static bool compare(const double *whole, const double *split, uint32_t count, double factor, audit *result) {
     const limits *limit = &limits_of[result->rounding];
-    double whole_square = 0, parts_square = 0, between = 0, worst = -1;
+    double whole_square = 0, split_square = 0, between = 0, worst = -1;
     bool differs = false;
     for (uint32_t i = 0; i < count; i++) {
         const size_t at = (size_t)i * KERNEL_SKETCH_BUCKETS;
-        double of_tensor = square_between(whole + at, parts + at, factor);
+        double of_tensor = square_between(whole + at, split + at, factor);
         whole_square += square_of(whole + at);
-        parts_square += square_of(parts + at);
+        split_square += square_of(split + at);
         between += of_tensor;
         if (of_tensor > worst) {
             worst = of_tensor;
@@ -70,33 +70,33 @@ static bool compare(const double *whole, const double *parts, uint32_t count, do
         }
     }
     result->whole_norm = sqrt(whole_square);
-    result->parts_norm = sqrt(parts_square);
-    double largest = larger(result->whole_norm, factor * result->parts_norm);
+    result->split_norm = sqrt(split_square);
+    double largest = larger(result->whole_norm, factor * result->split_norm);
     for (uint32_t i = 0; i < count && !differs; i++) {
         const size_t at = (size_t)i * KERNEL_SKETCH_BUCKETS;
-        double norm = larger(sqrt(square_of(whole + at)), factor * sqrt(square_of(parts + at)));
+        double norm = larger(sqrt(square_of(whole + at)), factor * sqrt(square_of(split + at)));
         differs = norm > GRADIENT_SHARE * largest &&
-                  sqrt(square_between(whole + at, parts + at, factor)) > limit->gradient * norm;
+                  sqrt(square_between(whole + at, split + at, factor)) > limit->gradient * norm;
         if (differs)
             result->worst = i;
     }
-    double all = relative(sqrt(between), result->whole_norm, factor * result->parts_norm, NOTHING);
+    double all = relative(sqrt(between), result->whole_norm, factor * result->split_norm, NOTHING);
     double loss = loss_difference(result, factor, limit->loss);
     result->difference = larger(all, loss);
     return differs || loss > limit->loss || all > limit->gradients;
 }
 
-void audit_compare(const double *whole, const double *parts, uint32_t count, audit *result) {
+void audit_compare(const double *whole, const double *split, uint32_t count, audit *result) {
     audit as_sum = *result;
-    bool differs = compare(whole, parts, count, 1, result);
-    bool finite = isfinite(result->whole_norm) && isfinite(result->parts_norm) &&
-                  (isfinite(result->whole_loss) || isnan(result->parts_loss)) &&
-                  (isfinite(result->parts_loss) || isnan(result->whole_loss));
+    bool differs = compare(whole, split, count, 1, result);
+    bool finite = isfinite(result->whole_norm) && isfinite(result->split_norm) &&
+                  (isfinite(result->whole_loss) || isnan(result->split_loss)) &&
+                  (isfinite(result->split_loss) || isnan(result->whole_loss));
     if (!finite)
         result->verdict = AUDIT_UNKNOWN;
     else if (!differs)
         result->verdict = AUDIT_EQUAL;
-    else if (result->ranks > 1 && !compare(whole, parts, count, result->ranks, &as_sum))
+    else if (result->ranks > 1 && !compare(whole, split, count, result->ranks, &as_sum))
         result->verdict = AUDIT_SUM;
     else
         result->verdict = AUDIT_DIFFERENT;

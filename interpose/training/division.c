@@ -1,10 +1,10 @@
 #include "division.h"
 
-batch_part batch_part_of(uint64_t count, int rank, int world) {
-    batch_part p = {.first = count * (uint64_t)rank / (uint64_t)world,
-                    .last = count * ((uint64_t)rank + 1) / (uint64_t)world};
+local_batch local_batch_of(uint64_t count, int rank, int world) {
+    local_batch p = {.first = count * (uint64_t)rank / (uint64_t)world,
+                     .last = count * ((uint64_t)rank + 1) / (uint64_t)world};
     if (p.first == p.last)
-        return (batch_part){.last = count > 0};
+        return (local_batch){.last = count > 0};
     p.weight = (double)(p.last - p.first) / (double)count;
     return p;
 }

@@ -4,14 +4,14 @@
 
 #include <stdint.h>
 
-typedef struct batch_part {
+typedef struct local_batch {
     uint64_t first, last; /* the samples from first on, last excluded */
     double weight;        /* their share of the batch */
-} batch_part;
+} local_batch;
 
-/* This rank's part of `count` samples. Parts of the ranks follow each other, and their sizes differ by one at most. A rank
- * without a sample gets the first one, with weight 0, so that it takes part in all that the ranks do together. */
-batch_part batch_part_of(uint64_t count, int rank, int world);
+/* The local batch of a rank, of `count` samples. Those of the ranks follow each other, and differ in size by one at most. A
+ * rank without a sample gets the first one, with weight 0, so that it takes part in all that the ranks do together. */
+local_batch local_batch_of(uint64_t count, int rank, int world);
 
 /* Divides items of these bytes, in order, into parts of at most `most` bytes each; a larger item is a part alone. `most` 0:
  * one part. ends[i]: the first item after part i. Returns the number of parts: one, which is empty, without items; else at

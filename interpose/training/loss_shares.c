@@ -57,7 +57,7 @@ static double counts_sum(const ranks_losses *l, uint32_t term) {
     return sum;
 }
 
-/* Every rank divides by the same number, which is the script's own and says nothing of its part. */
+/* Every rank divides by the same number, which is the script's own and says nothing of its local batch. */
 static bool is_constant(const ranks_losses *l, uint32_t term) {
     for (uint32_t rank = l->first + 1; rank < l->ranks; rank++)
         if (l->weights[rank] != 0 && count_of(l, term, rank) != count_of(l, term, l->first))

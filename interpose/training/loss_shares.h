@@ -1,11 +1,11 @@
 /* Single-process scripts whose batches are split over ranks: the share of each rank's loss in the loss of the whole batch.
  *
- *   part    a rank's samples of the batch; its weight is their share of all samples, 0 for a rank that has none of its own
- *   term    a loss is made of terms; each is a sum or a mean over the part
- *   count   the divisor of a term: the number of samples, targets that are not ignored, or elements in the part
- *   form    the kinds of a loss's terms, in their order: the same on every rank
+ *   local batch  a rank's samples of the batch; its weight is their share of all samples, 0 for a rank that has none of its own
+ *   term         a loss is made of terms; each is a sum or a mean over the local batch
+ *   count        the divisor of a term: the number of samples, targets that are not ignored, or elements in the local batch
+ *   form         the kinds of a loss's terms, in their order: the same on every rank
  *
- * The mean over the batch is the mean of the ranks' means, each weighted by its part's count. The shares of all ranks add up
+ * The mean over the batch is the mean of the ranks' means, each weighted by its local batch's count. The shares of all ranks add up
  * to 1; for a sum each is 1. */
 #ifndef CASTOR_TRAINING_LOSS_SHARES_H
 #define CASTOR_TRAINING_LOSS_SHARES_H

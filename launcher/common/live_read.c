@@ -23,13 +23,13 @@ bool live_read(int fd, live_file *out) {
     if (!read_whole(fd, out, sizeof *out) || out->magic != LIVE_MAGIC || out->version != LIVE_VERSION ||
         out->file_bytes != sizeof *out)
         return false;
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++) {
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX; i++) {
         trace_read_clean(out->groups[i].name, sizeof out->groups[i].name);
         for (uint32_t j = 0; j < LIVE_RECENT_MAX; j++)
             trace_read_clean(out->groups[i].recent[j].what, sizeof out->groups[i].recent[j].what);
     }
     for (uint32_t i = 0; i < LIVE_CHANNELS_MAX; i++)
-        if (out->channels[i].group >= LIVE_GROUPS_MAX)
+        if (out->channels[i].group >= LIVE_PROCESS_GROUPS_MAX)
             out->channels[i].direction = 0;
     trace_read_clean(out->device.call, sizeof out->device.call);
     trace_read_clean(out->device.enqueued, sizeof out->device.enqueued);
@@ -38,8 +38,8 @@ bool live_read(int fd, live_file *out) {
         trace_read_clean(wait->what, sizeof wait->what);
         if (wait->kind < LIVE_COLLECTIVE || wait->kind > LIVE_RECEIVE)
             wait->begin_ns = 0;
-        if (wait->group >= LIVE_GROUPS_MAX)
-            wait->group = LIVE_GROUP_UNKNOWN;
+        if (wait->group >= LIVE_PROCESS_GROUPS_MAX)
+            wait->group = LIVE_PROCESS_GROUP_UNKNOWN;
     }
     return true;
 }

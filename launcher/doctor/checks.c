@@ -15,7 +15,7 @@ static char *clean_text(const char *format, va_list arguments) {
     return text;
 }
 
-doctor_check *doctor_add(doctor_checks *checks, const char *group, const char *name, doctor_state state,
+doctor_check *doctor_add(doctor_checks *checks, const char *section, const char *name, doctor_state state,
                          const char *format, ...) {
     if (!array_grow(&checks->rows, &checks->capacity, checks->count, sizeof *checks->rows)) {
         checks->failed = true;
@@ -30,7 +30,7 @@ doctor_check *doctor_add(doctor_checks *checks, const char *group, const char *n
         return NULL;
     }
     doctor_check *check = &checks->rows[checks->count++];
-    *check = (doctor_check){.group = group, .name = name, .state = state, .value = value};
+    *check = (doctor_check){.section = section, .name = name, .state = state, .value = value};
     return check;
 }
 
@@ -70,12 +70,12 @@ void doctor_checks_text(const doctor_checks *checks, FILE *out) {
     for (size_t i = 0; i < checks->count; i++)
         if (strlen(checks->rows[i].name) > width)
             width = strlen(checks->rows[i].name);
-    const char *group = "";
+    const char *section = "";
     for (size_t i = 0; i < checks->count; i++) {
         const doctor_check *check = &checks->rows[i];
-        if (strcmp(group, check->group) != 0)
-            fprintf(out, "%s%s\n", i == 0 ? "" : "\n", check->group);
-        group = check->group;
+        if (strcmp(section, check->section) != 0)
+            fprintf(out, "%s%s\n", i == 0 ? "" : "\n", check->section);
+        section = check->section;
         fprintf(out, "  %-4s  %-*s  %s\n", marks[check->state], (int)width, check->name, check->value);
         if (check->advice != NULL)
             fprintf(out, "        %-*s  %s\n", (int)width, "", check->advice);
@@ -102,7 +102,7 @@ void doctor_checks_json(const doctor_checks *checks, FILE *out) {
     for (size_t i = 0; i < checks->count; i++) {
         const doctor_check *check = &checks->rows[i];
         json_object_begin(&json, NULL);
-        json_string(&json, "group", check->group);
+        json_string(&json, "section", check->section);
         json_string(&json, "name", check->name);
         json_string(&json, "state", states[check->state]);
         json_string(&json, "value", check->value);

@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#define DOCTOR_FORMAT_VERSION 1
-#define DOCTOR_GROUP_DEVICES  "Devices"
+#define DOCTOR_FORMAT_VERSION  1
+#define DOCTOR_SECTION_DEVICES "Devices"
 
 typedef enum doctor_state {
     DOCTOR_OK,
@@ -17,7 +17,7 @@ typedef enum doctor_state {
 } doctor_state;
 
 typedef struct doctor_check {
-    const char *group, *name; /* constants, but for names of hook families and devices */
+    const char *section, *name; /* constants, but for names of hook families and devices */
     doctor_state state;
     char *value, *advice; /* advice "": none */
 } doctor_check;
@@ -29,7 +29,7 @@ typedef struct doctor_checks {
 } doctor_checks;
 
 /* Adds a check; `format` gives the value. Texts are made safe to print. */
-__attribute__((format(printf, 5, 6))) doctor_check *doctor_add(doctor_checks *checks, const char *group,
+__attribute__((format(printf, 5, 6))) doctor_check *doctor_add(doctor_checks *checks, const char *section,
                                                                const char *name, doctor_state state,
                                                                const char *format, ...);
 /* The advice of the check that was added last. */

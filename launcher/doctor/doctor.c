@@ -21,9 +21,9 @@
 #include "launcher/common/text_table.h"
 #include "launcher/run/run.h"
 
-#define GROUP_MACHINE "Machine"
-#define GROUP_MEMORY  "Memory"
-#define GROUP_ABLE    "What the kernel lets Castor do"
+#define SECTION_MACHINE "Machine"
+#define SECTION_MEMORY  "Memory"
+#define SECTION_ABLE    "What the kernel lets Castor do"
 
 #define MAPS_WANTED 65530 /* the kernel's own default */
 #define GIB         (UINT64_C(1) << 30)
@@ -36,7 +36,7 @@ static void check_machine(doctor_checks *checks) {
     const char *libc = gnu_get_libc_version();
     if (uname(&system) == 0) {
         bool known = strcmp(system.machine, "x86_64") == 0;
-        doctor_add(checks, GROUP_MACHINE, "system", known ? DOCTOR_OK : DOCTOR_WARN, "%s %s, %s",
+        doctor_add(checks, SECTION_MACHINE, "system", known ? DOCTOR_OK : DOCTOR_WARN, "%s %s, %s",
                    system.sysname, system.release, system.machine);
         if (!known)
             doctor_advise(checks,
@@ -44,16 +44,16 @@ static void check_machine(doctor_checks *checks) {
     }
     sscanf(libc, "%u.%u", &major, &minor);
     bool old = major < 2 || (major == 2 && minor < 28);
-    doctor_add(checks, GROUP_MACHINE, "glibc", old ? DOCTOR_FAIL : DOCTOR_OK, "%s", libc);
+    doctor_add(checks, SECTION_MACHINE, "glibc", old ? DOCTOR_FAIL : DOCTOR_OK, "%s", libc);
     if (old)
         doctor_advise(checks, "Castor needs glibc 2.28 or later: a newer system, or a container with one");
     unsigned long usable = limit_cores_usable();
     double limit = limit_cores_given();
     if (limit > 0 && limit < (double)usable)
-        doctor_add(checks, GROUP_MACHINE, "cores", DOCTOR_OK, "%lu, of which a control group gives %.1f",
+        doctor_add(checks, SECTION_MACHINE, "cores", DOCTOR_OK, "%lu, of which a control group gives %.1f",
                    usable, limit);
     else
-        doctor_add(checks, GROUP_MACHINE, "cores", DOCTOR_OK, "%lu", usable);
+        doctor_add(checks, SECTION_MACHINE, "cores", DOCTOR_OK, "%lu", usable);
 }
 
 /* ---- memory ---- */
@@ -63,32 +63,32 @@ static void check_memory(doctor_checks *checks) {
     char a[TEXT_FIGURE_MAX], b[TEXT_FIGURE_MAX];
     if (machine_meminfo("", "MemTotal", &total) && machine_meminfo("", "MemAvailable", &available)) {
         bool little = available < GIB;
-        doctor_add(checks, GROUP_MEMORY, "memory", little ? DOCTOR_WARN : DOCTOR_OK,
+        doctor_add(checks, SECTION_MEMORY, "memory", little ? DOCTOR_WARN : DOCTOR_OK,
                    "%s, of which %s available", text_bytes(a, total), text_bytes(b, available));
         if (little)
             doctor_advise(checks, "a process with PyTorch alone takes about 0.3 GiB: end other programs");
     } else
-        doctor_add(checks, GROUP_MEMORY, "memory", DOCTOR_WARN, "/proc/meminfo cannot be read");
+        doctor_add(checks, SECTION_MEMORY, "memory", DOCTOR_WARN, "/proc/meminfo cannot be read");
     uint64_t limit = limit_memory_bytes();
     if (limit > 0 && (total == 0 || limit < total)) {
-        doctor_add(checks, GROUP_MEMORY, "control group", limit < GIB ? DOCTOR_WARN : DOCTOR_OK, "at most %s",
-                   text_bytes(a, limit));
+        doctor_add(checks, SECTION_MEMORY, "control group", limit < GIB ? DOCTOR_WARN : DOCTOR_OK,
+                   "at most %s", text_bytes(a, limit));
         if (limit < GIB)
             doctor_advise(checks, "give the container more memory");
     } else
-        doctor_add(checks, GROUP_MEMORY, "control group", DOCTOR_OK, "no limit");
+        doctor_add(checks, SECTION_MEMORY, "control group", DOCTOR_OK, "no limit");
     struct rlimit space;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
-        doctor_add(checks, GROUP_MEMORY, "ulimit -v", DOCTOR_WARN, "%s", text_bytes(a, space.rlim_cur));
+        doctor_add(checks, SECTION_MEMORY, "ulimit -v", DOCTOR_WARN, "%s", text_bytes(a, space.rlim_cur));
         doctor_advise(checks,
                       "Castor reserves address space ahead of its use: ulimit -v unlimited, or a limit of a "
                       "control group, which counts memory instead");
     } else
-        doctor_add(checks, GROUP_MEMORY, "ulimit -v", DOCTOR_OK, "unlimited");
+        doctor_add(checks, SECTION_MEMORY, "ulimit -v", DOCTOR_OK, "unlimited");
     if (machine_read_number("", "/proc/sys/vm/overcommit_memory", &value)) {
         static const char *const names[] = {"0 (heuristic)", "1 (always)", "2 (never)"};
         bool strict = value == 2;
-        doctor_add(checks, GROUP_MEMORY, "overcommit", strict ? DOCTOR_WARN : DOCTOR_OK, "%s",
+        doctor_add(checks, SECTION_MEMORY, "overcommit", strict ? DOCTOR_WARN : DOCTOR_OK, "%s",
                    value < 3 ? names[value] : "unknown");
         if (strict && machine_meminfo("", "CommitLimit", &value) &&
             machine_meminfo("", "Committed_AS", &committed))
@@ -98,14 +98,14 @@ static void check_memory(doctor_checks *checks) {
                           text_bytes(a, value > committed ? value - committed : 0), text_bytes(b, value));
     }
     if (machine_read_number("", "/proc/sys/vm/max_map_count", &value)) {
-        doctor_add(checks, GROUP_MEMORY, "vm.max_map_count", value < MAPS_WANTED ? DOCTOR_WARN : DOCTOR_OK,
+        doctor_add(checks, SECTION_MEMORY, "vm.max_map_count", value < MAPS_WANTED ? DOCTOR_WARN : DOCTOR_OK,
                    "%llu", (unsigned long long)value);
         if (value < MAPS_WANTED)
             doctor_advise(checks, "each parameter takes several mappings: sysctl vm.max_map_count=262144");
     }
     struct rlimit size;
     if (getrlimit(RLIMIT_FSIZE, &size) == 0 && size.rlim_cur != RLIM_INFINITY) {
-        doctor_add(checks, GROUP_MEMORY, "ulimit -f", DOCTOR_WARN, "%s", text_bytes(a, size.rlim_cur));
+        doctor_add(checks, SECTION_MEMORY, "ulimit -f", DOCTOR_WARN, "%s", text_bytes(a, size.rlim_cur));
         doctor_advise(checks, "chunks are files in memory, which this limits: ulimit -f unlimited");
     }
 }
@@ -174,21 +174,21 @@ static bool try_socket(void) {
 static void check_abilities(doctor_checks *checks) {
     const char *failed = try_memfd();
     if (failed == NULL)
-        doctor_add(checks, GROUP_ABLE, "files in memory", DOCTOR_OK, "memfd_create, seals, copy-on-write");
+        doctor_add(checks, SECTION_ABLE, "files in memory", DOCTOR_OK, "memfd_create, seals, copy-on-write");
     else {
-        doctor_add(checks, GROUP_ABLE, "files in memory", DOCTOR_FAIL, "%s: %s", failed, strerror(errno));
+        doctor_add(checks, SECTION_ABLE, "files in memory", DOCTOR_FAIL, "%s: %s", failed, strerror(errno));
         doctor_advise(checks, "a sandbox or an old kernel forbids it; Castor keeps its chunks there");
     }
     if (try_futex())
-        doctor_add(checks, GROUP_ABLE, "futex", DOCTOR_OK, "waits and wakes");
+        doctor_add(checks, SECTION_ABLE, "futex", DOCTOR_OK, "waits and wakes");
     else {
-        doctor_add(checks, GROUP_ABLE, "futex", DOCTOR_FAIL, "%s", strerror(errno));
+        doctor_add(checks, SECTION_ABLE, "futex", DOCTOR_FAIL, "%s", strerror(errno));
         doctor_advise(checks, "a sandbox forbids it; ranks wait for each other with it");
     }
     if (try_socket())
-        doctor_add(checks, GROUP_ABLE, "sockets", DOCTOR_OK, "abstract Unix addresses");
+        doctor_add(checks, SECTION_ABLE, "sockets", DOCTOR_OK, "abstract Unix addresses");
     else {
-        doctor_add(checks, GROUP_ABLE, "sockets", DOCTOR_FAIL, "abstract Unix addresses: %s",
+        doctor_add(checks, SECTION_ABLE, "sockets", DOCTOR_FAIL, "abstract Unix addresses: %s",
                    strerror(errno));
         doctor_advise(checks, "a sandbox forbids them; the ranks of a machine find each other by one");
     }
@@ -197,13 +197,13 @@ static void check_abilities(doctor_checks *checks) {
     bool pagemap = fd >= 0 && pread(fd, &entry, sizeof entry, (off_t)((uintptr_t)&entry / 4096 * 8)) == 8;
     if (fd >= 0)
         close(fd);
-    doctor_add(checks, GROUP_ABLE, "pagemap", pagemap ? DOCTOR_OK : DOCTOR_WARN, "%s",
+    doctor_add(checks, SECTION_ABLE, "pagemap", pagemap ? DOCTOR_OK : DOCTOR_WARN, "%s",
                pagemap ? "/proc/self/pagemap" : "/proc/self/pagemap cannot be read");
     if (!pagemap)
         doctor_advise(checks,
                       "which pages a rank has written is not known then: steps copy more than they must");
     bool sizes = access("/proc/self/smaps_rollup", R_OK) == 0;
-    doctor_add(checks, GROUP_ABLE, "set sizes", sizes ? DOCTOR_OK : DOCTOR_NOTE, "%s",
+    doctor_add(checks, SECTION_ABLE, "set sizes", sizes ? DOCTOR_OK : DOCTOR_NOTE, "%s",
                sizes ? "/proc/self/smaps_rollup" : "no /proc/self/smaps_rollup: reports have no PSS");
 }
 

@@ -316,7 +316,7 @@ static void check_link(doctor_checks *checks, unsigned device, const doctor_fact
         text_rate(figures[to], rates[to]);
     }
     if (rates[0] > 0 && rates[1] > 0)
-        doctor_add(checks, DOCTOR_GROUP_DEVICES, name_of(device, LINE_LINK), DOCTOR_OK,
+        doctor_add(checks, DOCTOR_SECTION_DEVICES, name_of(device, LINE_LINK), DOCTOR_OK,
                    "%s to the device, %s to the host (copies of %s)", figures[0], figures[1],
                    text_bytes(size, number(copies, 2)));
 }
@@ -335,18 +335,18 @@ static void check_levels(doctor_checks *checks, unsigned device, const doctor_pr
     for (int line = LINE_PAGES; line <= LINE_FLIPS; line++) {
         const char *label = name_of(device, line);
         if (level < reached[line]) {
-            doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_WARN, "%s: %s", name, why);
+            doctor_add(checks, DOCTOR_SECTION_DEVICES, label, DOCTOR_WARN, "%s: %s", name, why);
             advise(checks, line, level);
             break;
         }
         if (line == LINE_PAGES)
-            doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_OK, "%s: units of %s, %s of memory", name,
-                       unit, total);
+            doctor_add(checks, DOCTOR_SECTION_DEVICES, label, DOCTOR_OK, "%s: units of %s, %s of memory",
+                       name, unit, total);
         else if (line == LINE_HOST_PAGES)
-            doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_OK,
+            doctor_add(checks, DOCTOR_SECTION_DEVICES, label, DOCTOR_OK,
                        "mapped at its addresses; at most %s now", host);
         else
-            doctor_add(checks, DOCTOR_GROUP_DEVICES, label, DOCTOR_OK,
+            doctor_add(checks, DOCTOR_SECTION_DEVICES, label, DOCTOR_OK,
                        "model data moves to the host and back at one address");
     }
     check_link(checks, device, fact_of(probe, "copies", key));
@@ -385,16 +385,16 @@ static void doctor_devices(doctor_checks *checks, char *const *command, double l
             check_levels(checks, (unsigned)index, &probe, level != NULL ? field(level, 3) : end);
     }
     if (!any && end[0] != '\0') {
-        doctor_add(checks, DOCTOR_GROUP_DEVICES, "probe", DOCTOR_WARN, "%s", end);
+        doctor_add(checks, DOCTOR_SECTION_DEVICES, "probe", DOCTOR_WARN, "%s", end);
         doctor_advise(checks,
                       "model data on devices stays where scripts have it; see whether nvidia-smi works");
     }
     doctor_probe_free(&probe);
 }
 
-#define GROUP_PYTHON "Python and PyTorch"
-#define GROUP_DEVICE DOCTOR_GROUP_DEVICES
-#define GROUP_HOOKS  "Functions that are intercepted"
+#define SECTION_PYTHON "Python and PyTorch"
+#define SECTION_DEVICE DOCTOR_SECTION_DEVICES
+#define SECTION_HOOKS  "Functions that are intercepted"
 
 #define MISSING_SHOWN 4
 
@@ -425,7 +425,7 @@ static void check_options(doctor_checks *checks) {
     char message[512];
     if (options_load(environ, message, sizeof message) == CASTOR_OK)
         return;
-    doctor_add(checks, GROUP_PYTHON, "options", DOCTOR_FAIL, "in the environment: %s", message);
+    doctor_add(checks, SECTION_PYTHON, "options", DOCTOR_FAIL, "in the environment: %s", message);
     doctor_advise(checks, "castor run refuses it; `castor options` lists what there is");
 }
 
@@ -435,13 +435,13 @@ static void check_course(doctor_checks *checks, const doctor_probe *probe, const
                          double limit_seconds) {
     char limit[TEXT_FIGURE_MAX];
     if (probe->timed_out)
-        doctor_add(checks, GROUP_PYTHON, doing, DOCTOR_FAIL, "no answer within %s",
+        doctor_add(checks, SECTION_PYTHON, doing, DOCTOR_FAIL, "no answer within %s",
                    text_seconds(limit, limit_seconds));
     else if (WIFSIGNALED(probe->status))
-        doctor_add(checks, GROUP_PYTHON, doing, DOCTOR_FAIL, "ended by signal %d%s%s",
+        doctor_add(checks, SECTION_PYTHON, doing, DOCTOR_FAIL, "ended by signal %d%s%s",
                    WTERMSIG(probe->status), probe->error[0] ? ": " : "", probe->error);
     else
-        doctor_add(checks, GROUP_PYTHON, doing, DOCTOR_FAIL, "ended with status %d%s%s",
+        doctor_add(checks, SECTION_PYTHON, doing, DOCTOR_FAIL, "ended with status %d%s%s",
                    WEXITSTATUS(probe->status), probe->error[0] ? ": " : "", probe->error);
     doctor_advise(checks, "try it without Castor: %s -c 'import torch'", probe->command);
 }
@@ -449,7 +449,7 @@ static void check_course(doctor_checks *checks, const doctor_probe *probe, const
 static void check_interpreter(doctor_checks *checks, const doctor_fact *python) {
     version v = version_of(field(python, 1));
     bool cpython = strcmp(field(python, 2), "cpython") == 0, old = is_before(v, python_min);
-    doctor_add(checks, GROUP_PYTHON, "Python", old || !cpython ? DOCTOR_FAIL : DOCTOR_OK, "%s, %s",
+    doctor_add(checks, SECTION_PYTHON, "Python", old || !cpython ? DOCTOR_FAIL : DOCTOR_OK, "%s, %s",
                field(python, 1), field(python, 3));
     if (!cpython)
         doctor_advise(checks, "Castor works with CPython");
@@ -459,7 +459,7 @@ static void check_interpreter(doctor_checks *checks, const doctor_fact *python) 
 
 static void check_library(doctor_checks *checks, const doctor_probe *probe) {
     bool loaded = is_set(doctor_probe_fact(probe, "library", NULL), 1);
-    doctor_add(checks, GROUP_PYTHON, "library", loaded ? DOCTOR_OK : DOCTOR_FAIL, "%s",
+    doctor_add(checks, SECTION_PYTHON, "library", loaded ? DOCTOR_OK : DOCTOR_FAIL, "%s",
                loaded ? "libcastor.so is in the process" : "libcastor.so is not in the process");
     if (!loaded)
         doctor_advise(
@@ -471,7 +471,7 @@ static void check_library(doctor_checks *checks, const doctor_probe *probe) {
 static void check_torch(doctor_checks *checks, const doctor_probe *probe, const doctor_fact *torch) {
     const doctor_fact *error = doctor_probe_fact(probe, "torch-error", NULL);
     if (error != NULL) {
-        doctor_add(checks, GROUP_PYTHON, "torch", DOCTOR_FAIL, "%s: %s", field(error, 1), field(error, 2));
+        doctor_add(checks, SECTION_PYTHON, "torch", DOCTOR_FAIL, "%s: %s", field(error, 1), field(error, 2));
         doctor_advise(checks,
                       strcmp(field(error, 1), "ModuleNotFoundError") == 0
                           ? "install torch for this Python, or name the right one: castor doctor -- PYTHON"
@@ -480,7 +480,7 @@ static void check_torch(doctor_checks *checks, const doctor_probe *probe, const 
     }
     version v = version_of(field(torch, 1));
     bool old = is_before(v, torch_min), young = is_before(torch_max, v);
-    doctor_add(checks, GROUP_PYTHON, "torch",
+    doctor_add(checks, SECTION_PYTHON, "torch",
                old     ? DOCTOR_FAIL
                : young ? DOCTOR_WARN
                        : DOCTOR_OK,
@@ -499,10 +499,10 @@ static void check_agent(doctor_checks *checks, const doctor_probe *probe) {
     const doctor_fact *autoload = doctor_probe_fact(probe, "autoload", NULL);
     const doctor_fact *package = doctor_probe_fact(probe, "package", NULL);
     if (is_set(agent, 1)) {
-        doctor_add(checks, GROUP_PYTHON, "agent", DOCTOR_OK, "reached at the end of `import torch`");
+        doctor_add(checks, SECTION_PYTHON, "agent", DOCTOR_OK, "reached at the end of `import torch`");
         return;
     }
-    doctor_add(checks, GROUP_PYTHON, "agent", DOCTOR_FAIL, "not reached: the run would be plain PyTorch");
+    doctor_add(checks, SECTION_PYTHON, "agent", DOCTOR_FAIL, "not reached: the run would be plain PyTorch");
     if (is_set(flags, 1) || is_set(flags, 2))
         doctor_advise(checks, "this Python ignores PYTHONPATH (-I or -E)");
     else if (strcmp(field(autoload, 1), "0") == 0)
@@ -526,10 +526,10 @@ static void check_kernels(doctor_checks *checks, const doctor_fact *kernels, boo
     if (kernels == NULL)
         return; /* the library is not in the process, which another line says */
     if (is_set(kernels, 1)) {
-        doctor_add(checks, GROUP_DEVICE, "CUDA kernels", DOCTOR_OK, "built in");
+        doctor_add(checks, SECTION_DEVICE, "CUDA kernels", DOCTOR_OK, "built in");
         return;
     }
-    doctor_add(checks, GROUP_DEVICE, "CUDA kernels", needed ? DOCTOR_WARN : DOCTOR_NOTE,
+    doctor_add(checks, SECTION_DEVICE, "CUDA kernels", needed ? DOCTOR_WARN : DOCTOR_NOTE,
                "libcastor.so was built without nvcc and has none");
     doctor_advise(checks, "on devices PyTorch's own kernels compute optimizer steps, to the same numbers; "
                           "to have Castor's, build it with nvcc: make NVCC=/path/to/nvcc");
@@ -541,29 +541,29 @@ static void check_devices(doctor_checks *checks, const doctor_probe *probe, cons
     const doctor_fact *nccl = doctor_probe_fact(probe, "nccl", NULL);
     if (driver != NULL && strcmp(field(driver, 1), "0") == 0) {
         unsigned number = (unsigned)strtoul(field(driver, 2), NULL, 10);
-        doctor_add(checks, GROUP_DEVICE, "driver", DOCTOR_OK, "for CUDA %u.%u", number / 1000,
+        doctor_add(checks, SECTION_DEVICE, "driver", DOCTOR_OK, "for CUDA %u.%u", number / 1000,
                    number % 1000 / 10);
         if (field(torch, 2)[0] == '\0')
             doctor_advise(checks, "this torch is built for the CPU: a build for CUDA would use the devices");
     } else if (driver != NULL) {
-        doctor_add(checks, GROUP_DEVICE, "driver", DOCTOR_WARN, "libcuda.so.1 answers with error %s",
+        doctor_add(checks, SECTION_DEVICE, "driver", DOCTOR_WARN, "libcuda.so.1 answers with error %s",
                    field(driver, 1));
         doctor_advise(checks, "jobs run on the CPU; see whether nvidia-smi works");
     } else
-        doctor_add(checks, GROUP_DEVICE, "driver", DOCTOR_NOTE,
+        doctor_add(checks, SECTION_DEVICE, "driver", DOCTOR_NOTE,
                    "none (no libcuda.so.1): jobs run on the CPU");
     if (has_devices(devices))
-        doctor_add(checks, GROUP_DEVICE, "devices", DOCTOR_NOTE, "%s", field(devices, 1));
+        doctor_add(checks, SECTION_DEVICE, "devices", DOCTOR_NOTE, "%s", field(devices, 1));
     else
-        doctor_add(checks, GROUP_DEVICE, "devices", DOCTOR_NOTE, "no CUDA device");
+        doctor_add(checks, SECTION_DEVICE, "devices", DOCTOR_NOTE, "no CUDA device");
     if (nccl != NULL && field(nccl, 1)[0] != '\0')
-        doctor_add(checks, GROUP_DEVICE, "NCCL library", DOCTOR_OK, "%s", field(nccl, 1));
+        doctor_add(checks, SECTION_DEVICE, "NCCL library", DOCTOR_OK, "%s", field(nccl, 1));
     else if (nccl != NULL)
-        doctor_add(checks, GROUP_DEVICE, "NCCL library", DOCTOR_NOTE, "not in this torch%s%s",
+        doctor_add(checks, SECTION_DEVICE, "NCCL library", DOCTOR_NOTE, "not in this torch%s%s",
                    field(nccl, 2)[0] ? ": " : "", field(nccl, 2));
     check_kernels(checks, doctor_probe_fact(probe, "kernels", NULL), has_devices(devices));
     bool gloo = is_set(doctor_probe_fact(probe, "gloo", NULL), 1);
-    doctor_add(checks, GROUP_DEVICE, "gloo backend", gloo ? DOCTOR_OK : DOCTOR_WARN, "%s",
+    doctor_add(checks, SECTION_DEVICE, "gloo backend", gloo ? DOCTOR_OK : DOCTOR_WARN, "%s",
                gloo ? "in this torch" : "not in this torch");
     if (!gloo)
         doctor_advise(checks, "several ranks on the CPU need it: a torch that is built with it");
@@ -595,14 +595,14 @@ static void check_family(doctor_checks *checks, const doctor_probe *probe, const
     if (all == 0) {
         return; /* a table of another build than this castor's */
     } else if (found == all) {
-        doctor_add(checks, GROUP_HOOKS, layer, DOCTOR_OK, "all %zu", all);
+        doctor_add(checks, SECTION_HOOKS, layer, DOCTOR_OK, "all %zu", all);
     } else if (found == 0) {
         bool device = is_of_device(layer);
-        doctor_add(checks, GROUP_HOOKS, layer, device ? DOCTOR_NOTE : DOCTOR_WARN, "none of %zu", all);
+        doctor_add(checks, SECTION_HOOKS, layer, device ? DOCTOR_NOTE : DOCTOR_WARN, "none of %zu", all);
         doctor_advise(checks, device ? "its library is not in the process until a device is used"
                                      : "this torch does not have them: such calls are not seen");
     } else {
-        doctor_add(checks, GROUP_HOOKS, layer, is_of_device(layer) ? DOCTOR_NOTE : DOCTOR_WARN,
+        doctor_add(checks, SECTION_HOOKS, layer, is_of_device(layer) ? DOCTOR_NOTE : DOCTOR_WARN,
                    "%zu of %zu; not %s%s", found, all, missing, all - found > shown ? ", ..." : "");
         doctor_advise(checks,
                       "the versions of the libraries here do not have those, or they are not loaded yet");
@@ -622,7 +622,7 @@ static void check_hooks(doctor_checks *checks, const doctor_probe *probe) {
 /* What the agent replaces (shims/castor/agent/replaced.py). */
 static void check_replaced(doctor_checks *checks, const doctor_fact *replaced) {
     bool all = field(replaced, 2)[0] == '\0';
-    doctor_add(checks, GROUP_HOOKS, "Python functions", all ? DOCTOR_OK : DOCTOR_WARN, "%s%s%s%s",
+    doctor_add(checks, SECTION_HOOKS, "Python functions", all ? DOCTOR_OK : DOCTOR_WARN, "%s%s%s%s",
                all ? "all " : "", field(replaced, 1), all ? "" : "; not as expected: ", field(replaced, 2));
     if (!all)
         doctor_advise(
@@ -635,7 +635,7 @@ void doctor_python(doctor_checks *checks, char *const *command, double limit_sec
     doctor_probe probe;
     check_options(checks);
     if (!doctor_probe_run(command, DOCTOR_PROGRAM_PYTHON, limit_seconds, &probe)) {
-        doctor_add(checks, GROUP_PYTHON, "Python", DOCTOR_FAIL, "%s: %s", probe.command, probe.error);
+        doctor_add(checks, SECTION_PYTHON, "Python", DOCTOR_FAIL, "%s: %s", probe.command, probe.error);
         doctor_advise(checks, "name the interpreter of your scripts: castor doctor -- PYTHON");
         doctor_probe_free(&probe);
         return;

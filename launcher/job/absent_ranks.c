@@ -6,14 +6,14 @@
 static bool job_meetings_add_devices(job_meetings *meetings, const job_reading *reading, uint64_t before_ns);
 static bool job_meetings_add_enqueued(job_meetings *meetings, const job_reading *reading);
 
-static const live_group *job_group_named(const live_file *live, const char *name) {
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
+static const live_process_group *job_process_group_named(const live_file *live, const char *name) {
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX; i++)
         if (live->groups[i].used && strcmp(live->groups[i].name, name) == 0)
             return &live->groups[i];
     return NULL;
 }
 
-static bool is_member(const live_group *group, int rank) {
+static bool is_member(const live_process_group *group, int rank) {
     return rank >= 0 && (uint32_t)rank < LIVE_MEMBER_WORDS * 64 &&
            (group->members[rank / 64] >> (rank % 64) & 1);
 }
@@ -58,11 +58,12 @@ static void job_meeting_add_rank(size_t *indices, size_t *count, size_t index) {
 }
 
 /* The process of a rank of a group; SIZE_MAX: there is none. */
-static size_t job_group_process(const job_reading *reading, const char *group, int rank) {
+static size_t job_process_group_process(const job_reading *reading, const char *group, int rank) {
     size_t found = SIZE_MAX;
     for (size_t i = 0; i < reading->count; i++) {
         const job_process *process = &reading->processes[i];
-        const live_group *own = process->live != NULL ? job_group_named(process->live, group) : NULL;
+        const live_process_group *own =
+            process->live != NULL ? job_process_group_named(process->live, group) : NULL;
         /* Of several, one was started again: the one that is there counts. */
         if (own != NULL && own->rank == rank && (found == SIZE_MAX || !job_process_is_gone(process)))
             found = i;
@@ -70,7 +71,7 @@ static size_t job_group_process(const job_reading *reading, const char *group, i
     return found;
 }
 
-uint64_t job_messages_begun(const live_file *live, const live_group *group, live_direction direction,
+uint64_t job_messages_begun(const live_file *live, const live_process_group *group, live_direction direction,
                             int peer, int tag, bool *lost) {
     for (uint32_t i = 0; i < LIVE_CHANNELS_MAX; i++) {
         const live_channel *channel = &live->channels[i];
@@ -84,14 +85,14 @@ uint64_t job_messages_begun(const live_file *live, const live_group *group, live
 
 /* The sender is missing as long as it has not begun the send that the wait is for. */
 static void find_sender(const job_reading *reading, job_meeting *meeting, const live_wait *wait,
-                        const live_group *own) {
-    size_t peer = job_group_process(reading, own->name, wait->peer);
+                        const live_process_group *own) {
+    size_t peer = job_process_group_process(reading, own->name, wait->peer);
     if (peer == SIZE_MAX)
         return;
     const live_file *live = reading->processes[peer].live;
     bool lost = false;
-    uint64_t sent =
-        job_messages_begun(live, job_group_named(live, own->name), LIVE_SENT, own->rank, wait->tag, &lost);
+    uint64_t sent = job_messages_begun(live, job_process_group_named(live, own->name), LIVE_SENT, own->rank,
+                                       wait->tag, &lost);
     if (sent < wait->ordinal && !lost)
         job_meeting_add_rank(meeting->missing, &meeting->missing_count, peer);
 }
@@ -99,14 +100,14 @@ static void find_sender(const job_reading *reading, job_meeting *meeting, const 
 static bool add_wait(job_meetings *meetings, const job_reading *reading, size_t index,
                      const live_wait *wait) {
     const live_file *live = reading->processes[index].live;
-    const char *group = wait->group == LIVE_GROUP_UNKNOWN ? "" : live->groups[wait->group].name;
+    const char *group = wait->group == LIVE_PROCESS_GROUP_UNKNOWN ? "" : live->groups[wait->group].name;
     job_meeting *meeting = meeting_of(meetings, reading, wait, group);
     if (meeting == NULL)
         return false;
     job_meeting_add_rank(meeting->waiting, &meeting->waiting_count, index);
     if (wait->begin_ns < meeting->begin_ns)
         meeting->begin_ns = wait->begin_ns;
-    if (wait->group != LIVE_GROUP_UNKNOWN)
+    if (wait->group != LIVE_PROCESS_GROUP_UNKNOWN)
         meeting->size = live->groups[wait->group].size;
     if (wait->kind == LIVE_RECEIVE && wait->ordinal != 0 && group[0] != '\0')
         find_sender(reading, meeting, wait, &live->groups[wait->group]);
@@ -128,7 +129,7 @@ static const char *entered_instead(const job_process *process, const job_meeting
     for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++) {
         const live_wait *wait = &process->live->waits[i];
         if (wait->begin_ns != 0 && wait->kind == LIVE_COLLECTIVE && wait->ordinal == meeting->ordinal &&
-            wait->group != LIVE_GROUP_UNKNOWN &&
+            wait->group != LIVE_PROCESS_GROUP_UNKNOWN &&
             strcmp(process->live->groups[wait->group].name, meeting->group) == 0)
             return wait->what;
     }
@@ -138,12 +139,13 @@ static const char *entered_instead(const job_process *process, const job_meeting
 /* Of a collective: the processes of the group that have not begun it. A rank whose process was started again counts by
  * the one that is there. */
 static void find_missing(const job_reading *reading, job_meeting *meeting) {
-    const live_group *own = job_group_named(reading->processes[meeting->waiting[0]].live, meeting->group);
+    const live_process_group *own =
+        job_process_group_named(reading->processes[meeting->waiting[0]].live, meeting->group);
     uint32_t seen = 0;
     for (size_t i = 0; i < reading->count && own != NULL; i++) {
         const job_process *process = &reading->processes[i];
-        const live_group *group =
-            process->live != NULL ? job_group_named(process->live, meeting->group) : NULL;
+        const live_process_group *group =
+            process->live != NULL ? job_process_group_named(process->live, meeting->group) : NULL;
         bool replaced = i + 1 < reading->count && job_process_is_gone(process) && process->rank >= 0 &&
                         (reading->processes[i + 1].rank == process->rank ||
                          (i > 0 && reading->processes[i - 1].rank == process->rank));
@@ -243,7 +245,7 @@ void job_ranks_text(const job_reading *reading, const size_t *indices, size_t co
     }
 }
 
-void job_group_text(const job_meeting *meeting, char *out, size_t out_size) {
+void job_process_group_text(const job_meeting *meeting, char *out, size_t out_size) {
     if (meeting->group[0] == '\0')
         snprintf(out, out_size, "a process group");
     else if (meeting->size > 0)
@@ -263,15 +265,17 @@ void job_group_text(const job_meeting *meeting, char *out, size_t out_size) {
 /* The first process of the reading that has the group. */
 static bool is_first_with(const job_reading *reading, size_t index, const char *group) {
     for (size_t i = 0; i < index; i++)
-        if (reading->processes[i].live != NULL && job_group_named(reading->processes[i].live, group) != NULL)
+        if (reading->processes[i].live != NULL &&
+            job_process_group_named(reading->processes[i].live, group) != NULL)
             return false;
     return true;
 }
 
 /* A process whose rank was started again no longer counts. */
-static const live_group *group_at(const job_reading *reading, size_t index, const char *name) {
+static const live_process_group *group_at(const job_reading *reading, size_t index, const char *name) {
     const job_process *process = &reading->processes[index];
-    const live_group *group = process->live != NULL ? job_group_named(process->live, name) : NULL;
+    const live_process_group *group =
+        process->live != NULL ? job_process_group_named(process->live, name) : NULL;
     if (group == NULL || !job_process_is_gone(process) || process->rank < 0)
         return group;
     bool replaced = (index > 0 && reading->processes[index - 1].rank == process->rank) ||
@@ -292,7 +296,7 @@ static bool is_waited_for(const job_meetings *meetings, const char *group, uint6
  * up. */
 static uint64_t last_enqueue_ns(const live_file *live) {
     uint64_t last_ns = 0;
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX; i++)
         if (live->groups[i].used && live->groups[i].last_ns > last_ns)
             last_ns = live->groups[i].last_ns;
     return last_ns;
@@ -307,7 +311,7 @@ static void describe(const job_reading *reading, job_meeting *meeting) {
     snprintf(meeting->what, sizeof meeting->what, "a collective");
     meeting->begin_ns = meeting->progress_ns;
     for (size_t i = 0; i < meeting->waiting_count; i++) {
-        const live_group *group = group_at(reading, meeting->waiting[i], meeting->group);
+        const live_process_group *group = group_at(reading, meeting->waiting[i], meeting->group);
         const live_recent *recent = &group->recent[meeting->ordinal % LIVE_RECENT_MAX];
         if (recent->ordinal != meeting->ordinal)
             continue;
@@ -317,13 +321,14 @@ static void describe(const job_reading *reading, job_meeting *meeting) {
     }
 }
 
-static bool add_collective(job_meetings *meetings, const job_reading *reading, const live_group *named) {
+static bool add_collective(job_meetings *meetings, const job_reading *reading,
+                           const live_process_group *named) {
     uint64_t least = UINT64_MAX, most = 0;
     job_meeting first = {.kind = LIVE_COLLECTIVE};
     snprintf(first.group, sizeof first.group, "%s", named->name);
     bool waiter_lives = false;
     for (size_t i = 0; i < reading->count; i++) {
-        const live_group *group = group_at(reading, i, named->name);
+        const live_process_group *group = group_at(reading, i, named->name);
         if (group == NULL)
             continue;
         least = group->entered < least ? group->entered : least;
@@ -338,7 +343,7 @@ static bool add_collective(job_meetings *meetings, const job_reading *reading, c
     if (meeting == NULL)
         return false;
     for (size_t i = 0; i < reading->count; i++) {
-        const live_group *group = group_at(reading, i, named->name);
+        const live_process_group *group = group_at(reading, i, named->name);
         if (group == NULL)
             continue;
         if (group->entered == least) {
@@ -359,12 +364,12 @@ static bool add_collective(job_meetings *meetings, const job_reading *reading, c
 static bool add_message(job_meetings *meetings, const job_reading *reading, size_t index,
                         const live_channel *channel) {
     const job_process *process = &reading->processes[index];
-    const live_group *own = &process->live->groups[channel->group];
-    size_t peer = job_group_process(reading, own->name, channel->peer);
+    const live_process_group *own = &process->live->groups[channel->group];
+    size_t peer = job_process_group_process(reading, own->name, channel->peer);
     if (peer == SIZE_MAX || own->rank < 0 || own->name[0] == '\0')
         return true;
     const live_file *live = reading->processes[peer].live;
-    const live_group *theirs = job_group_named(live, own->name);
+    const live_process_group *theirs = job_process_group_named(live, own->name);
     bool sends = channel->direction == LIVE_SENT, lost = false;
     uint64_t begun =
         job_messages_begun(live, theirs, sends ? LIVE_RECEIVED : LIVE_SENT, own->rank, channel->tag, &lost);
@@ -388,8 +393,8 @@ static bool job_meetings_add_enqueued(job_meetings *meetings, const job_reading 
     bool complete = true;
     for (size_t i = 0; i < reading->count && complete; i++) {
         const live_file *live = reading->processes[i].live;
-        for (uint32_t g = 0; live != NULL && g < LIVE_GROUPS_MAX && complete; g++) {
-            const live_group *group = &live->groups[g];
+        for (uint32_t g = 0; live != NULL && g < LIVE_PROCESS_GROUPS_MAX && complete; g++) {
+            const live_process_group *group = &live->groups[g];
             if (group->used && group->enqueues && group->name[0] != '\0' &&
                 is_first_with(reading, i, group->name))
                 complete = add_collective(meetings, reading, group);
@@ -416,10 +421,10 @@ static bool is_seen(const job_process *process) {
 /* They enqueue on a group that both have. */
 static bool share_a_group(const job_reading *reading, size_t a, size_t b) {
     const live_file *live = reading->processes[a].live;
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX && a != b; i++) {
-        const live_group *group = &live->groups[i];
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX && a != b; i++) {
+        const live_process_group *group = &live->groups[i];
         if (group->used && group->enqueues && group->name[0] != '\0' &&
-            job_group_named(reading->processes[b].live, group->name) != NULL)
+            job_process_group_named(reading->processes[b].live, group->name) != NULL)
             return true;
     }
     return a == b;
@@ -508,10 +513,10 @@ void job_devices_text(const job_reading *reading, const job_meeting *meeting, ch
 }
 
 /* The last collective that the process has enqueued on any group; NULL: none. */
-static const live_recent *last_collective(const live_file *live, const live_group **on) {
+static const live_recent *last_collective(const live_file *live, const live_process_group **on) {
     const live_recent *last = NULL;
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++) {
-        const live_group *group = &live->groups[i];
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX; i++) {
+        const live_process_group *group = &live->groups[i];
         const live_recent *recent = &group->recent[group->entered % LIVE_RECENT_MAX];
         if (group->used && group->enqueues && recent->ordinal == group->entered && group->entered > 0 &&
             (last == NULL || recent->begin_ns > last->begin_ns)) {
@@ -535,7 +540,7 @@ static void last_call_text(const live_device *device, bool with_bytes, char *out
 
 void job_enqueued_text(const job_process *process, char *out, size_t out_size) {
     const live_device *device = &process->live->device;
-    const live_group *on = NULL;
+    const live_process_group *on = NULL;
     const live_recent *collective = last_collective(process->live, &on);
     char call[160], group[160];
     /* The call of a collective says on which stream it is. */
@@ -548,7 +553,7 @@ void job_enqueued_text(const job_process *process, char *out, size_t out_size) {
     }
     job_meeting of = {.size = on->size};
     snprintf(of.group, sizeof of.group, "%s", on->name);
-    job_group_text(&of, group, sizeof group);
+    job_process_group_text(&of, group, sizeof group);
     bool later = device->enqueued_ns > collective->begin_ns;
     snprintf(out, out_size, "%s, number %llu of %s, %llu bytes%s%s%s", collective->what,
              (unsigned long long)collective->ordinal, group, (unsigned long long)collective->bytes,
@@ -568,7 +573,7 @@ void job_device_peers_find(const job_reading *reading, const job_meeting *meetin
                 out->others[out->others_count++] = i;
         }
     const live_file *live = reading->processes[first].live;
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX; i++)
         if (live->groups[i].used && live->groups[i].enqueues && live->groups[i].size > out->size)
             out->size = live->groups[i].size;
     out->unseen = seen < out->size;

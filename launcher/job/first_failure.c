@@ -157,8 +157,8 @@ static size_t first_cause(const job_end *ends, size_t count, bool certain) {
 
 /* As many as the kernel has counted, the earliest first. */
 static void find_killed_for_memory(const job_notes *notes, job_end *ends, size_t count) {
-    uint64_t by_group = last_number(notes, ENDS_KILLED_GROUP);
-    uint64_t kills = by_group + last_number(notes, ENDS_KILLED);
+    uint64_t by_cgroup = last_number(notes, ENDS_KILLED_CGROUP);
+    uint64_t kills = by_cgroup + last_number(notes, ENDS_KILLED);
     for (; kills > 0; kills--) {
         size_t next = JOB_NO_FAILURE;
         for (size_t i = 0; i < count; i++)
@@ -168,7 +168,7 @@ static void find_killed_for_memory(const job_notes *notes, job_end *ends, size_t
         if (next == JOB_NO_FAILURE)
             return;
         ends[next].kind = JOB_END_MEMORY;
-        ends[next].by_group = by_group > 0;
+        ends[next].by_cgroup = by_cgroup > 0;
     }
 }
 
@@ -302,7 +302,7 @@ void job_end_sentence(const job_end *end, char out[JOB_END_TEXT_MAX]) {
         return;
     case JOB_END_MEMORY:
         snprintf(out, JOB_END_TEXT_MAX, "was killed for memory, by %s",
-                 end->by_group ? "the limit of its control group" : "the kernel");
+                 end->by_cgroup ? "the limit of its control group" : "the kernel");
         return;
     case JOB_END_OTHER_RANK:
         if (end->by_rank >= 0)

@@ -53,7 +53,7 @@ typedef struct job_end {
     job_end_kind kind;
     int status;                       /* -1: not known */
     int signal;                       /* 0: none */
-    bool by_group;                    /* killed for memory: by the limit of a control group */
+    bool by_cgroup;                   /* killed for memory: by the limit of a control group */
     int by_rank;                      /* the rank that is the cause; -1: not known, or none */
     uint64_t realtime_ns;             /* 0: it runs */
     const trace_exception *exception; /* of the counters; NULL: none */

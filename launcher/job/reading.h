@@ -90,7 +90,7 @@ void job_device_peers_find(const job_reading *reading, const job_meeting *meetin
  * does not wait. */
 uint64_t job_device_idle_ns(const job_reading *reading, size_t index);
 /* The number of messages that were begun on a channel; `lost`: it is unknown. */
-uint64_t job_messages_begun(const live_file *live, const live_group *group, live_direction direction,
+uint64_t job_messages_begun(const live_file *live, const live_process_group *group, live_direction direction,
                             int peer, int tag, bool *lost);
 static inline bool job_process_is_gone(const job_process *process) {
     return process->state == JOB_EXITED || process->state == JOB_DIED;
@@ -104,6 +104,6 @@ void job_devices_text(const job_reading *reading, const job_meeting *meeting, ch
 /* The last work that the process has enqueued. */
 void job_enqueued_text(const job_process *process, char *out, size_t out_size);
 /* "the group of all ranks", "group 3". */
-void job_group_text(const job_meeting *meeting, char *out, size_t out_size);
+void job_process_group_text(const job_meeting *meeting, char *out, size_t out_size);
 
 #endif

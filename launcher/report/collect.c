@@ -153,7 +153,7 @@ static bool is_rank(const report *report, int pid) {
 static bool add_end_notes(report *report) {
     const job_note *job = job_notes_find(&report->ends, ENDS_JOB, 0, 0);
     bool added = true, counted = job_notes_find(&report->ends, ENDS_KILLED, 0, 0) != NULL ||
-                                 job_notes_find(&report->ends, ENDS_KILLED_GROUP, 0, 0) != NULL;
+                                 job_notes_find(&report->ends, ENDS_KILLED_CGROUP, 0, 0) != NULL;
     if (job != NULL && job->number == 0 && report->first_failure != JOB_NO_FAILURE)
         added &= report_add_note(report, "the command ended with status 0 although a rank failed");
     if (job_notes_find(&report->ends, ENDS_LOST, 0, 0) != NULL)

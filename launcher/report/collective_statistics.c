@@ -224,20 +224,20 @@ static int compare_members(const void *left, const void *right) {
 
 /* ---- what the processes told ---- */
 
-bool report_collectives_add_group(report_collectives *collectives, uint32_t process_index,
-                                  const trace_record *record) {
+bool report_collectives_add_process_group(report_collectives *collectives, uint32_t process_index,
+                                          const trace_record *record) {
     if (collectives->told_count >= TOLD_MAX)
         return true;
     if (!array_grow(&collectives->told, &collectives->told_capacity, collectives->told_count,
                     sizeof *collectives->told))
         return false;
-    collectives->told[collectives->told_count++] =
-        (report_told_group){process_index, (uint32_t)record->a, (uint32_t)(record->c >> 32), record->b};
+    collectives->told[collectives->told_count++] = (report_told_process_group){
+        process_index, (uint32_t)record->a, (uint32_t)(record->c >> 32), record->b};
     return true;
 }
 
 static int compare_told(const void *left, const void *right) {
-    const report_told_group *a = left, *b = right;
+    const report_told_process_group *a = left, *b = right;
     if (a->process != b->process)
         return a->process < b->process ? -1 : 1;
     return a->number < b->number ? -1 : a->number > b->number;
@@ -249,9 +249,9 @@ static void apply_told(report_collectives *collectives) {
     qsort(collectives->told, collectives->told_count, sizeof *collectives->told, compare_told);
     for (size_t i = 0; i < collectives->key_count; i++) {
         report_key *key = &collectives->keys[i];
-        report_told_group wanted = {.process = key->process, .number = key->group_number};
-        const report_told_group *told = bsearch(&wanted, collectives->told, collectives->told_count,
-                                                sizeof *collectives->told, compare_told);
+        report_told_process_group wanted = {.process = key->process, .number = key->group_number};
+        const report_told_process_group *told = bsearch(&wanted, collectives->told, collectives->told_count,
+                                                        sizeof *collectives->told, compare_told);
         key->identity = told != NULL ? told->identity : 0;
         key->told_size = told != NULL ? told->size : 0;
     }
@@ -315,7 +315,7 @@ static bool may_be_one_group(const report *report, const number_keys *numbered, 
 }
 
 /* "0-3,7" of the group's ranks. False: none of them is known. */
-static bool append_ranks(const report *report, const report_group *group, char *label, size_t size) {
+static bool append_ranks(const report *report, const report_process_group *group, char *label, size_t size) {
     size_t length = strlen(label);
     int begin = -2, end = -2;
     bool first = true;
@@ -341,8 +341,9 @@ static bool add_group(report_collectives *collectives, uint32_t number, const me
     if (!array_grow(&collectives->groups, &collectives->group_capacity, collectives->group_count,
                     sizeof *collectives->groups))
         return false;
-    report_group *group = &collectives->groups[collectives->group_count];
-    *group = (report_group){.number = number, .processes = malloc((count + 1) * sizeof *group->processes)};
+    report_process_group *group = &collectives->groups[collectives->group_count];
+    *group =
+        (report_process_group){.number = number, .processes = malloc((count + 1) * sizeof *group->processes)};
     if (group->processes == NULL)
         return false;
     for (size_t i = 0; i < count; i++)
@@ -439,8 +440,8 @@ static uint32_t number_at(const report_collectives *collectives, const number_ke
 static const report_collectives *sorted_groups;
 
 static int compare_groups(const void *left, const void *right) {
-    const report_group *a = &sorted_groups->groups[*(const uint32_t *)left],
-                       *b = &sorted_groups->groups[*(const uint32_t *)right];
+    const report_process_group *a = &sorted_groups->groups[*(const uint32_t *)left],
+                               *b = &sorted_groups->groups[*(const uint32_t *)right];
     if (a->number != b->number)
         return a->number < b->number ? -1 : 1;
     uint32_t place_a = sorted_groups->places[a->processes[0]],
@@ -452,7 +453,7 @@ static int compare_groups(const void *left, const void *right) {
 static bool order_groups(report_collectives *collectives) {
     size_t count = collectives->group_count;
     uint32_t *order = calloc(count + 1, sizeof *order), *place = calloc(count + 1, sizeof *place);
-    report_group *groups = calloc(count + 1, sizeof *groups);
+    report_process_group *groups = calloc(count + 1, sizeof *groups);
     bool complete = order != NULL && place != NULL && groups != NULL;
     for (size_t i = 0; complete && i < count; i++)
         order[i] = (uint32_t)i;
@@ -476,7 +477,7 @@ static bool order_groups(report_collectives *collectives) {
 static bool label_groups(const report *report) {
     report_collectives *collectives = report->matched;
     for (size_t i = 0; i < collectives->group_count; i++) {
-        report_group *group = &collectives->groups[i];
+        report_process_group *group = &collectives->groups[i];
         bool several = (i > 0 && group[-1].number == group->number) ||
                        (i + 1 < collectives->group_count && group[1].number == group->number);
         char label[160];
@@ -491,7 +492,7 @@ static bool label_groups(const report *report) {
 }
 
 /* The parts of report_collectives_finish. */
-static bool report_find_groups(report *report) {
+static bool report_find_process_groups(report *report) {
     report_collectives *collectives = report->matched;
     member *members = calloc(report->process_count + 1, sizeof *members);
     uint32_t *cluster_of = calloc(report->process_count + 1, sizeof *cluster_of);
@@ -676,7 +677,7 @@ static bool find_class(report_collectives *collectives, report_key *key) {
 /* Time spent in matched collectives, and the part of it that went by before the last rank began: the rank that began last
  * took the time that the others would have taken. */
 static void add_lateness(report_collectives *collectives, const report_match *match) {
-    const report_group *group = &collectives->groups[match->group];
+    const report_process_group *group = &collectives->groups[match->group];
     if (match->sequences < group->process_count || group->process_count < group->size ||
         !report_is_synchronous(collectives->operations[match->operation]))
         return;
@@ -746,5 +747,5 @@ bool report_collectives_finish(report *report) {
         entry->begin_job_ns = report_job_ns(report, process, entry->begin_job_ns);
     }
     report_collectives_sort(collectives);
-    return report_find_groups(report) && find_matches(collectives) && find_classes(collectives);
+    return report_find_process_groups(report) && find_matches(collectives) && find_classes(collectives);
 }

@@ -40,7 +40,7 @@ typedef struct report_key {
     uint32_t process, operation, group_number;
     uint32_t group_size; /* as the record tells it; 0: it does not */
     uint32_t told_size;  /* as the group's own record tells it; 0: it does not */
-    uint64_t identity;   /* of the group; 0: unknown. Set by report_find_groups, as told_size */
+    uint64_t identity;   /* of the group; 0: unknown. Set by report_find_process_groups, as told_size */
     uint64_t size_bytes; /* of each; beyond 200000 keys: a mark of the size class */
     uint64_t count, bytes, ns, min_ns, max_ns;
     uint32_t size_class;
@@ -50,22 +50,22 @@ typedef struct report_key {
 } report_key;
 
 /* A group, as one process recorded it. */
-typedef struct report_told_group {
+typedef struct report_told_process_group {
     uint32_t process, number, size;
     uint64_t identity;
-} report_told_group;
+} report_told_process_group;
 
 typedef struct report_sequence {
     uint32_t process, match;
     size_t first_entry, entries;
 } report_sequence;
 
-typedef struct report_group {
+typedef struct report_process_group {
     uint32_t number, size; /* size: ranks; if no record tells it, those that left a trace */
     uint32_t *processes;
     size_t process_count;
     char *label; /* "0", or "1: ranks 0-3" where a number stands for several groups */
-} report_group;
+} report_process_group;
 
 typedef struct report_match {
     uint32_t operation, group;
@@ -95,9 +95,9 @@ typedef struct report_collectives {
     report_entry *entries;
     size_t entry_count, entry_capacity;
     uint64_t entries_left_out;
-    report_told_group *told;
+    report_told_process_group *told;
     size_t told_count, told_capacity;
-    report_group *groups;
+    report_process_group *groups;
     size_t group_count, group_capacity;
     report_sequence *sequences;
     size_t sequence_count;
@@ -112,8 +112,8 @@ void report_collectives_free(report_collectives *collectives);
 bool report_collectives_add(report_collectives *collectives, report_process *process, uint32_t process_index,
                             const trace_record *record, uint64_t ns);
 /* A GROUP record. */
-bool report_collectives_add_group(report_collectives *collectives, uint32_t process_index,
-                                  const trace_record *record);
+bool report_collectives_add_process_group(report_collectives *collectives, uint32_t process_index,
+                                          const trace_record *record);
 /* Groups, matches and classes, when all records have been added and the processes' clocks are aligned. */
 bool report_collectives_finish(report *report);
 /* Orders the entries by rank, group and begin, and gives them turns and tracks; their order by key is lost. */

@@ -24,7 +24,7 @@ typedef struct report_stream_hooks {
 
 /* Where each collective is drawn. */
 
-enum { TRACKS_PER_GROUP = 32 }; /* report_entry.track has five bits */
+enum { TRACKS_PER_PROCESS_GROUP = 32 }; /* report_entry.track has five bits */
 
 static const report_collectives *sorting; /* qsort passes no context */
 
@@ -59,7 +59,7 @@ static void give_turns(report_collectives *collectives, const report_match *matc
 }
 
 void report_collectives_tracks(report_collectives *collectives) {
-    uint64_t end_ns[TRACKS_PER_GROUP] = {0};
+    uint64_t end_ns[TRACKS_PER_PROCESS_GROUP] = {0};
     const report_key *before = NULL;
     if (collectives->entry_count == 0)
         return;
@@ -74,9 +74,9 @@ void report_collectives_tracks(report_collectives *collectives) {
             memset(end_ns, 0, sizeof end_ns);
         before = key;
         unsigned track = 0;
-        while (track + 1 < TRACKS_PER_GROUP && end_ns[track] > entry->begin_job_ns)
+        while (track + 1 < TRACKS_PER_PROCESS_GROUP && end_ns[track] > entry->begin_job_ns)
             track++;
-        entry->track = track & (TRACKS_PER_GROUP - 1);
+        entry->track = track & (TRACKS_PER_PROCESS_GROUP - 1);
         end_ns[track] = entry->begin_job_ns + entry->ns;
     }
 }
@@ -345,9 +345,9 @@ static void write_collectives(drawing *drawing) {
     for (size_t i = 0; i < collectives->entry_count; i++) {
         const report_entry *entry = &collectives->entries[i];
         const report_key *key = &collectives->keys[entry->key];
-        const report_group *group = &collectives->groups[key->group];
+        const report_process_group *group = &collectives->groups[key->group];
         uint32_t number = process_number(drawing->report, &drawing->report->processes[key->process]);
-        uint32_t track = TRACK_COLLECTIVES + key->group * TRACKS_PER_GROUP + entry->track;
+        uint32_t track = TRACK_COLLECTIVES + key->group * TRACKS_PER_PROCESS_GROUP + entry->track;
         char name[LABEL_MAX], label[LABEL_MAX];
         if (is_new_track(drawing, number, track)) {
             snprintf(name, sizeof name, "collectives, group %s", group->label);
@@ -498,18 +498,19 @@ static void write_copy(drawing *drawing, const report_process *process, uint32_t
     trace_event_end(drawing->events);
 }
 
-/* A track for each part of the model; a rank's passes follow each other. */
+/* A track for each virtual stage; a rank's passes follow each other. */
 static void write_pass(drawing *drawing, const report_process *process, uint32_t number,
                        const trace_record *record) {
     trace_pass pass;
     char name[REPORT_PASS_LABEL_MAX], full[64];
     if (!trace_pass_unpack(record->id, record->a, record->b, record->c, &pass))
         return;
-    uint32_t track = TRACK_PASSES + pass.part;
+    uint32_t track = TRACK_PASSES + pass.virtual_stage;
     if (is_new_track(drawing, number, track)) {
-        int length = snprintf(full, sizeof full, "pipeline, stage %" PRIu32, pass.part % pass.stages);
-        if (pass.parts > pass.stages)
-            snprintf(full + length, sizeof full - (size_t)length, ", part %" PRIu32, pass.part);
+        int length =
+            snprintf(full, sizeof full, "pipeline, stage %" PRIu32, pass.virtual_stage % pass.stages);
+        if (pass.virtual_stages > pass.stages)
+            snprintf(full + length, sizeof full - (size_t)length, ", part %" PRIu32, pass.virtual_stage);
         name_track(drawing, number, track, full, track);
     }
     report_pass_label(name, &pass, false);
@@ -551,7 +552,7 @@ static void write_arguments(drawing *drawing, const trace_record *record) {
         break;
     case TRACE_REDUCE:
         trace_event_number(events, "tensor", record->id);
-        trace_event_number(events, "epoch", record->b);
+        trace_event_number(events, "generation", record->b);
         break;
     case TRACE_CHUNK:
         trace_event_number(events, "kind", record->a);
@@ -578,7 +579,7 @@ static void write_record(void *context, const report_process *process, const tra
 #include "trace/record.def"
     };
     drawing *drawing = context;
-    if (record->kind == TRACE_GROUP)
+    if (record->kind == TRACE_PROCESS_GROUP)
         return;
     if (process != drawing->last_process) {
         drawing->last_process = process;

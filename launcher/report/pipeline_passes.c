@@ -6,11 +6,11 @@
 /* At most so many passes (32 bytes each) of all processes are kept. */
 #define PASSES_KEPT 2000000u
 
-void report_pass_label(char label[REPORT_PASS_LABEL_MAX], const trace_pass *pass, bool with_part) {
+void report_pass_label(char label[REPORT_PASS_LABEL_MAX], const trace_pass *pass, bool with_virtual) {
     char letter = pass->id == TRACE_PASS_BACKWARD ? 'B' : pass->id == TRACE_PASS_WEIGHT ? 'W' : 'F';
-    if (with_part && pass->parts > pass->stages)
+    if (with_virtual && pass->virtual_stages > pass->stages)
         snprintf(label, REPORT_PASS_LABEL_MAX, "%c%" PRIu32 ":%" PRIu32, letter, pass->microbatch,
-                 pass->part);
+                 pass->virtual_stage);
     else
         snprintf(label, REPORT_PASS_LABEL_MAX, "%c%" PRIu32, letter, pass->microbatch);
 }
@@ -18,12 +18,13 @@ void report_pass_label(char label[REPORT_PASS_LABEL_MAX], const trace_pass *pass
 /* ---- reading ---- */
 
 static size_t passes_of(const trace_pass *shape, report_batch_kind kind) {
-    size_t forwards = (size_t)shape->microbatches * (shape->parts / shape->stages);
+    size_t forwards = (size_t)shape->microbatches * (shape->virtual_stages / shape->stages);
     return kind == REPORT_BATCH_SPLIT ? 3 * forwards : kind == REPORT_BATCH_TRAINS ? 2 * forwards : forwards;
 }
 
 static bool is_same_shape(const trace_pass *a, const trace_pass *b) {
-    return a->microbatches == b->microbatches && a->parts == b->parts && a->stages == b->stages;
+    return a->microbatches == b->microbatches && a->virtual_stages == b->virtual_stages &&
+           a->stages == b->stages;
 }
 
 static bool add_pass(report *report, report_batch *batch, report_pass row) {
@@ -61,8 +62,9 @@ bool report_pipeline_take(report *report, report_process *process, const trace_r
     }
     if (!is_same_shape(&batch->shape, &pass) || batch->count == passes_of(&pass, kind))
         return true; /* damaged */
-    return add_pass(report, batch,
-                    (report_pass){record->begin_ns, record->end_ns, pass.microbatch, pass.part, pass.id});
+    return add_pass(
+        report, batch,
+        (report_pass){record->begin_ns, record->end_ns, pass.microbatch, pass.virtual_stage, pass.id});
 }
 
 /* ---- batches that all ranks have ---- */
@@ -170,12 +172,12 @@ static bool find_stages(report *report, report_batch_kind kind, const report_pro
         if (rank->process->batches == NULL)
             continue;
         const report_batch *batch = complete_batch(rank->process, kind, drawn);
-        pipeline->stages[pipeline->stage_count++] =
-            (report_stage){.rank = rank, .batch = batch, .stage = batch->rows[0].part % drawn->shape.stages};
+        pipeline->stages[pipeline->stage_count++] = (report_stage){
+            .rank = rank, .batch = batch, .stage = batch->rows[0].virtual_stage % drawn->shape.stages};
     }
     pipeline->ns = batch_span(report, kind, drawn, &pipeline->begin_job_ns);
     double waits = drawn->shape.stages - 1;
-    double passes = (double)drawn->shape.microbatches * (drawn->shape.parts / drawn->shape.stages);
+    double passes = (double)drawn->shape.microbatches * (drawn->shape.virtual_stages / drawn->shape.stages);
     if (kind ==
         REPORT_BATCH_SPLIT) /* a stage waits for one of a microbatch's three passes less each of the others */
         passes *= 3;

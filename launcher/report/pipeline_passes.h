@@ -12,19 +12,19 @@
 
 typedef struct report_pass {
     uint64_t begin_ns, end_ns;
-    uint32_t microbatch, part;
+    uint32_t microbatch, virtual_stage;
     uint32_t id; /* TRACE_PASS_ */
 } report_pass;
 
 typedef struct report_batch {
-    trace_pass shape;  /* of its first record: all but microbatch and part hold for all passes */
+    trace_pass shape;  /* of its first record: all but microbatch and virtual stage hold for all passes */
     report_pass *rows; /* by begin, once all is read */
     size_t count, capacity;
 } report_batch;
 
 typedef enum report_batch_kind {
     REPORT_BATCH_TRAINS,
-    REPORT_BATCH_SPLIT, /* its backwards have two parts */
+    REPORT_BATCH_SPLIT, /* its backwards have two halves */
     REPORT_BATCH_FORWARD_ONLY,
     REPORT_BATCH_KINDS
 } report_batch_kind;
@@ -57,14 +57,14 @@ bool report_pipeline_take(report *report, report_process *process, const trace_r
 bool report_pipeline_find(report *report);
 void report_pipeline_free(report *report);
 
-/* The label of a pass: F0, B0, and W0 for the second part of a backward. with_part: where a stage has several parts, F0:2 on part 2. */
+/* The label of a pass: F0, B0, and W0 for the second half of a backward. with_virtual: where a stage has several virtual stages, F0:2 on number 2. */
 #define REPORT_PASS_LABEL_MAX 32
-void report_pass_label(char label[REPORT_PASS_LABEL_MAX], const trace_pass *pass, bool with_part);
+void report_pass_label(char label[REPORT_PASS_LABEL_MAX], const trace_pass *pass, bool with_virtual);
 static inline trace_pass report_pass_of(const report_batch *batch, const report_pass *row) {
     trace_pass pass = batch->shape;
     pass.id = row->id;
     pass.microbatch = row->microbatch;
-    pass.part = row->part;
+    pass.virtual_stage = row->virtual_stage;
     return pass;
 }
 

@@ -135,8 +135,9 @@ bool report_take_record(report *report, report_process *process, const trace_rec
     case TRACE_CALL:
     case TRACE_COLLECTIVE:
         return take_call(report, process, record);
-    case TRACE_GROUP:
-        return report_collectives_add_group(report->matched, (uint32_t)(process - report->processes), record);
+    case TRACE_PROCESS_GROUP:
+        return report_collectives_add_process_group(report->matched, (uint32_t)(process - report->processes),
+                                                    record);
     case TRACE_PASS:
         return report_pipeline_take(report, process, record);
     default:

@@ -91,7 +91,7 @@ static void write_groups(json_writer *json, const report *report, const report_l
     const report_collectives *collectives = report->matched;
     json_array_begin(json, "groups");
     for (size_t i = 0; i < collectives->group_count && i < limits->rows; i++) {
-        const report_group *group = &collectives->groups[i];
+        const report_process_group *group = &collectives->groups[i];
         json_object_begin(json, NULL);
         json_string(json, "label", group->label);
         json_unsigned(json, "number", group->number);
@@ -113,7 +113,7 @@ static void report_json_classes(json_writer *json, const report *report, const r
     json_array_begin(json, "collective_classes");
     for (size_t i = 0; i < collectives->class_count && i < limits->rows; i++) {
         const report_class *class = &collectives->classes[i];
-        const report_group *group = &collectives->groups[class->group];
+        const report_process_group *group = &collectives->groups[class->group];
         json_object_begin(json, NULL);
         json_string(json, "operation", collectives->operations[class->operation]);
         json_string(json, "group", group->label);
@@ -271,7 +271,7 @@ static void write_passes(json_writer *json, const report *report, const report_s
         uint64_t at_ns = report_job_ns(report, stage->rank->process, row->begin_ns);
         json_object_begin(json, NULL);
         json_string(json, "label", label);
-        json_unsigned(json, "part", pass.part);
+        json_unsigned(json, "part", pass.virtual_stage);
         json_number(json, "at_seconds", (double)(at_ns - report->pipeline->begin_job_ns) / 1e9);
         json_number(json, "seconds", (double)(row->end_ns - row->begin_ns) / 1e9);
         json_object_end(json);
@@ -289,7 +289,7 @@ static void report_json_pipeline(json_writer *json, const report *report, const 
     const trace_pass *shape = &pipeline->stages[0].batch->shape;
     json_object_begin(json, "pipeline");
     json_unsigned(json, "stages", shape->stages);
-    json_unsigned(json, "parts", shape->parts);
+    json_unsigned(json, "parts", shape->virtual_stages);
     json_unsigned(json, "microbatches", shape->microbatches);
     json_unsigned(json, "batch", (uint64_t)shape->batch + 1);
     json_number(json, "begin_seconds", (double)pipeline->begin_job_ns / 1e9);
@@ -359,7 +359,7 @@ static void write_end(json_writer *json, const report *report, const job_end *en
     json_string(json, "signal", end->signal > 0 ? job_signal_name(end->signal, fallback) : NULL);
     json_string(json, "killed_by",
                 end->kind != JOB_END_MEMORY ? NULL
-                : end->by_group             ? "control group"
+                : end->by_cgroup            ? "control group"
                                             : "kernel");
     json_signed_or_null(json, "by_rank", end->by_rank);
     if (end->exception != NULL) {

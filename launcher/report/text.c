@@ -91,7 +91,7 @@ static void report_text_memory(const report *report, FILE *out) {
 /* ---- collectives ---- */
 
 static void add_class(text_table *table, const report_collectives *collectives, const report_class *class) {
-    const report_group *group = &collectives->groups[class->group];
+    const report_process_group *group = &collectives->groups[class->group];
     char figure[TEXT_FIGURE_MAX];
     text_table_add(table, "%s", collectives->operations[class->operation]);
     text_table_add(table, "%s", group->label);
@@ -307,8 +307,8 @@ static void report_text_pipeline(const report *report, FILE *out) {
     const trace_pass *shape = &pipeline->stages[0].batch->shape;
     char figure[TEXT_FIGURE_MAX], line[WIDTH_MOST + 2];
     fprintf(out, "\nPipeline (%" PRIu32 " stage%s", shape->stages, shape->stages == 1 ? "" : "s");
-    if (shape->parts > shape->stages)
-        fprintf(out, ", %" PRIu32 " parts", shape->parts);
+    if (shape->virtual_stages > shape->stages)
+        fprintf(out, ", %" PRIu32 " parts", shape->virtual_stages);
     fprintf(out,
             ", %" PRIu32 " microbatch%s; batch %" PRIu64 ", %s; idle: of the last %" PRIu32 " batch%s)\n",
             shape->microbatches, shape->microbatches == 1 ? "" : "es", (uint64_t)shape->batch + 1,

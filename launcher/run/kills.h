@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 typedef struct run_kills {
-    bool grouped;    /* `group` is complete: those of all groups below are in it */
-    uint64_t group;  /* processes of this process's control group that were killed, whyever memory was out */
+    bool cgroup_complete; /* `cgroup` is complete: those of all groups below are in it */
+    uint64_t cgroup; /* processes of this process's control group that were killed, whyever memory was out */
     uint64_t limits; /* times that limits of the group and of those above it were reached */
     uint64_t system; /* processes killed on this machine */
 } run_kills;
@@ -15,6 +15,6 @@ typedef struct run_kills {
 /* `root`: "", or another root for a test. What cannot be read is 0. */
 void run_kills_read(const char *root, run_kills *out);
 /* What was killed since `before`: by limits of control groups, and for other reasons. */
-void run_kills_since(const char *root, const run_kills *before, uint64_t *by_group, uint64_t *by_kernel);
+void run_kills_since(const char *root, const run_kills *before, uint64_t *by_cgroup, uint64_t *by_kernel);
 
 #endif

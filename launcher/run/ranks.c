@@ -500,12 +500,12 @@ static bool has_failed(int status) {
 /* Counted before the signal is sent. */
 static void describe_signal(const rank_set *s, int number, char *out, size_t out_size) {
     char fallback[24];
-    uint64_t by_group = 0, by_kernel = 0;
+    uint64_t by_cgroup = 0, by_kernel = 0;
     if (number == SIGKILL)
-        run_kills_since("", &s->kills, &by_group, &by_kernel);
-    if (by_group + by_kernel > 0)
+        run_kills_since("", &s->kills, &by_cgroup, &by_kernel);
+    if (by_cgroup + by_kernel > 0)
         log_format(out, out_size, "was killed for memory, by %s (signal %d, SIGKILL)",
-                   by_group ? "the limit of its control group" : "the kernel", number);
+                   by_cgroup ? "the limit of its control group" : "the kernel", number);
     else
         log_format(out, out_size, "was ended by signal %d (%s%s)", number, job_signal_name(number, fallback),
                    number == SIGKILL ? "; the kernel has counted no kill for memory here" : "");
@@ -731,12 +731,12 @@ static int exit_status(const rank_set *s) {
 /* For the report, where something has not ended well. */
 static void note_end(const rank_set *s, int status) {
     const char *directory = s->job->directory.path;
-    uint64_t by_group, by_kernel;
+    uint64_t by_cgroup, by_kernel;
     if (!status && !ends_exist(directory))
         return;
-    run_kills_since("", &s->kills, &by_group, &by_kernel);
-    if (by_group)
-        ends_write(directory, (int)getpid(), ENDS_KILLED_GROUP, by_group);
+    run_kills_since("", &s->kills, &by_cgroup, &by_kernel);
+    if (by_cgroup)
+        ends_write(directory, (int)getpid(), ENDS_KILLED_CGROUP, by_cgroup);
     if (by_kernel)
         ends_write(directory, (int)getpid(), ENDS_KILLED, by_kernel);
     ends_write(directory, (int)getpid(), ENDS_JOB, (uint64_t)status);

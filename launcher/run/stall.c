@@ -207,7 +207,7 @@ static void seconds_text(char out[32], uint64_t ns) {
 
 static void title_write(stall *s, const job_reading *reading, const job_meeting *meeting) {
     char group[192];
-    job_group_text(meeting, group, sizeof group);
+    job_process_group_text(meeting, group, sizeof group);
     if (meeting->kind == LIVE_DEVICE) {
         job_devices_text(reading, meeting, group, sizeof group);
         log_format(s->title, sizeof s->title, "the wait for %s", group);

@@ -569,7 +569,7 @@ static void add_waits(const job_reading *reading, top_text *out) {
         job_ranks_text(reading, meeting->waiting, meeting->waiting_count, who, sizeof who);
         job_ranks_text(reading, meeting->missing, meeting->missing_count, whom, sizeof whom);
         text_seconds(spent, (double)(reading->now_ns - meeting->begin_ns) / 1e9);
-        job_group_text(meeting, group, sizeof group);
+        job_process_group_text(meeting, group, sizeof group);
         const char *many = meeting->waiting_count > 1 ? "ranks" : "rank";
         const char *missing = meeting->missing_count == 0  ? ""
                               : meeting->missing_count > 1 ? " for ranks "

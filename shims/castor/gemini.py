@@ -37,12 +37,12 @@ def search_chunk_configuration(model, search_range_m, search_interval, min_chunk
             raise ValueError(f"{name} must be {least} or more, and name a size below 2**63 elements")
     degree = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     sizes = [p.numel() for p in model.parameters() if not getattr(p, "_ddp_to_ignore", False)]
-    group = core.ChunkGroup((c_uint64 * len(sizes))(*sizes), len(sizes), degree)
+    tensors = core.ChunkList((c_uint64 * len(sizes))(*sizes), len(sizes), degree)
     total, wasted = c_uint64(), c_uint64()
     core.chunk_search(
-        byref(group), 1, byref(core.ChunkRange(span, search_interval, smallest, int(filter_exlarge_params))), byref(total), byref(wasted)
+        byref(tensors), 1, byref(core.ChunkRange(span, search_interval, smallest, int(filter_exlarge_params))), byref(total), byref(wasted)
     )
-    return {degree: {"chunk_size": group.chunk_numel, "keep_gathered": bool(group.keep_gathered)}}, total.value, wasted.value
+    return {degree: {"chunk_size": tensors.chunk_numel, "keep_gathered": bool(tensors.keep_gathered)}}, total.value, wasted.value
 
 
 def use_chunk_configuration(configuration, element_size):

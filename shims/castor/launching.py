@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .agent import core
-from .engine import Engine, _groups
+from .engine import Engine, _parallel_groups
 from .engine._pipeline_schedule import PipelineSchedule
 from .engine.gradient_handler import BaseGradientHandler, DataParallelGradientHandler, ReplicaGradientHandler, TiedGradientHandler
 from .trainer.utils import is_rank_0
@@ -57,7 +57,7 @@ def launch(rank, world_size, host, port, backend=None, local_rank=None, seed=102
         address = f"[{host}]" if ":" in host else host
         dist.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"), rank=rank, world_size=world_size,
                                 init_method=f"tcp://{address}:{port}")
-    _groups.configure(_config.get("parallel") or {})
+    _parallel_groups.configure(_config.get("parallel") or {})
     if seed is not None:
         set_seed(seed)
     if verbose and is_rank_0():
@@ -132,7 +132,7 @@ def initialize(model, optimizer, criterion=None, train_dataloader=None, test_dat
     clip_grad_norm = _chosen(clip_grad_norm, "clip_grad_norm", 0.0)
     if gradient_handlers is None and "gradient_handler" in _config:
         gradient_handlers = [_handler_named(row) for row in _config["gradient_handler"]]
-    groups = _groups.groups()
+    groups = _parallel_groups.groups()
     if groups is not None:
         gradient_handlers = _stage_handlers(model, groups, gradient_handlers)
         if schedule is None and groups.stages > 1:

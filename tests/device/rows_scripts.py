@@ -4,7 +4,7 @@ import rows_single
 
 # By script, or script and case.
 LEFT_OUT = {
-    "groups.py": "its processes train, each by itself",
+    "process_groups.py": "its processes train, each by itself",
     "unseeded.py": "no two runs are alike",
     **dict.fromkeys(("trainer.py", "accelerator.py"), "they choose the CPU themselves"),
     "loops.py:sparse_gradients": "no numbers for sparse tensors",

@@ -118,7 +118,7 @@ if world > 1:
 if world > 1 and not words:
     import castor
     from castor import tensor
-    from castor.engine import _groups
+    from castor.engine import _parallel_groups
     from castor.engine.gradient_handler import TiedGradientHandler
 
     # ---- castor.utils.clip_grad_norm_fp32: blocks and stages are parts of one norm
@@ -143,7 +143,7 @@ if world > 1 and not words:
     castor.launch_from_torch(config={"parallel": {"pipeline": world}}, verbose=False)
     shared = torch.nn.Linear(2, 1, bias=False)
     part = castor.pipeline.partition([torch.nn.Sequential(shared, torch.nn.Linear(1, 2, bias=False)), torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), shared)], world)[rank]
-    TiedGradientHandler(part, _groups.groups())
+    TiedGradientHandler(part, _parallel_groups.groups())
     for p in part.parameters():
         p.grad = torch.tensor([[0.0, 4.0]]) if p is shared.weight else torch.tensor([[3.0], [0.0]]) if rank == 0 else torch.tensor([[12.0]])
     norm, largest = utils.clip_grad_norm_fp32(part.parameters(), 6.5), utils.clip_grad_norm_fp32(list(part.parameters()), 50.0, float("inf"))

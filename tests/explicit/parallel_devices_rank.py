@@ -8,7 +8,7 @@ from torch import nn
 
 import castor
 from castor.engine import schedule as schedules
-from castor.engine._groups import groups
+from castor.engine._parallel_groups import groups
 from castor.pipeline import partition
 from castor.tensor import ColoParameter, ColoTensorSpec, ComputePattern, ComputeSpec, ProcessGroup, ShardSpec
 from found import end, found

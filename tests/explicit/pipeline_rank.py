@@ -13,7 +13,7 @@ import pipeline_models
 import pipeline_zero_bubble
 import split_backward
 from castor.engine import schedule as schedules
-from castor.engine._groups import groups
+from castor.engine._parallel_groups import groups
 from castor.pipeline import partition
 from found import end, found, raised
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import castor
 from castor.engine import schedule as schedules
-from castor.engine._groups import groups
+from castor.engine._parallel_groups import groups
 
 MICROBATCHES = 4
 

@@ -137,14 +137,14 @@ class Suite:
         if castor:
             nproc = ["--nproc", str(mode.ranks)] if mode.starts == self.table.NPROC else []
             command = [self.args.castor, "run", *mode.options, *self.table.chosen(program.settings), *nproc, "--log-dir", os.path.join(folder, "logs"), "--", *command]
-        home = {"HF_HOME": os.path.join(folder, "home"), "XDG_CACHE_HOME": os.path.join(folder, "home")}
+        variables = {"HF_HOME": os.path.join(folder, "home"), "XDG_CACHE_HOME": os.path.join(folder, "home")}
         if "/" in program.source:
-            home["PYTHONPATH"] = self.base(program)  # as if the repository's own packages were installed
+            variables["PYTHONPATH"] = self.base(program)  # as if the repository's own packages were installed
         if not program.seeded:
-            home["OBSERVE_SEED"] = "3"
+            variables["OBSERVE_SEED"] = "3"
         if program.double:
-            home["OBSERVE_DOUBLE"] = "1"
-        finished = launch.run(["env", "-C", inside, *command], folder, SECONDS * max(1, mode.ranks // 2), {**OFFLINE, **home})
+            variables["OBSERVE_DOUBLE"] = "1"
+        finished = launch.run(["env", "-C", inside, *command], folder, SECONDS * max(1, mode.ranks // 2), {**OFFLINE, **variables})
         os.makedirs(os.path.dirname(kept), exist_ok=True)
         os.rename(folder, kept)
         return kept, finished

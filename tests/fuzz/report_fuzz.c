@@ -211,8 +211,9 @@ static void add_gauge(folder *f, input *in) {
 static void add_group(folder *f, input *in) {
     if (f->live == NULL)
         return;
-    live_group *group = &((live_file *)(void *)f->live->content)->groups[take_byte(in) % LIVE_GROUPS_MAX];
-    *group = (live_group){.entered = take_number(in), .rank = (int32_t)take_number(in), .used = 1};
+    live_process_group *group =
+        &((live_file *)(void *)f->live->content)->groups[take_byte(in) % LIVE_PROCESS_GROUPS_MAX];
+    *group = (live_process_group){.entered = take_number(in), .rank = (int32_t)take_number(in), .used = 1};
     group->size = (uint32_t)take_number(in);
     group->members[0] = take_number(in);
     char name[TEXT_MAX];

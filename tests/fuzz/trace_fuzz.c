@@ -40,12 +40,12 @@ static void read_live(int fd) {
     static live_file live;
     if (!live_read(fd, &live))
         return;
-    for (uint32_t i = 0; i < LIVE_GROUPS_MAX; i++)
+    for (uint32_t i = 0; i < LIVE_PROCESS_GROUPS_MAX; i++)
         check_text(live.groups[i].name, sizeof live.groups[i].name);
     for (uint32_t i = 0; i < LIVE_WAITS_MAX; i++) {
         const live_wait *wait = &live.waits[i];
         check_text(wait->what, sizeof wait->what);
-        if (wait->group >= LIVE_GROUPS_MAX && wait->group != LIVE_GROUP_UNKNOWN)
+        if (wait->group >= LIVE_PROCESS_GROUPS_MAX && wait->group != LIVE_PROCESS_GROUP_UNKNOWN)
             abort();
         if (wait->begin_ns != 0 && (wait->kind < LIVE_COLLECTIVE || wait->kind > LIVE_RECEIVE))
             abort();
@@ -135,7 +135,7 @@ static void make_corpus(const char *directory) {
     write_seed(directory, "counters-head", &counters, offsetof(trace_counters, gauges));
     static live_file live = {
         .magic = LIVE_MAGIC, .version = LIVE_VERSION, .file_bytes = sizeof live, .pid = 1, .process_uid = 1};
-    live.groups[0] = (live_group){.entered = 3, .size = 2, .used = 1, .name = "0", .members = {3}};
+    live.groups[0] = (live_process_group){.entered = 3, .size = 2, .used = 1, .name = "0", .members = {3}};
     live.waits[0] =
         (live_wait){.begin_ns = 1, .ordinal = 3, .kind = LIVE_COLLECTIVE, .claimed = 1, .what = "allreduce"};
     write_seed(directory, "live", &live, sizeof live);

@@ -102,7 +102,7 @@ class Shown(EndsTest):
             ("signal", "failed: rank 1 was ended by SIGSEGV", "SIGSEGV", [f"{pid} signal 11"], gone),
             ("signal", "failed: rank 1 was ended by SIGKILL; who sent it is not known", "SIGKILL", [f"{pid} signal 9"], gone),
             ("memory", "killed for memory: rank 1 was killed for memory, by the limit of its control group", "killed for memory",
-             [f"{pid} signal 9", "9 killed-group 1"], gone),
+             [f"{pid} signal 9", "9 killed-cgroup 1"], gone),
             ("memory", "killed for memory: rank 1 was killed for memory, by the kernel", "killed for memory", [f"{pid} signal 9", "9 killed 1"], gone),
             ("interrupted", "interrupted", "interrupted", ["9 told 2"], {**exception, "type": b"KeyboardInterrupt", "realtime_ns": time.time_ns() + 10**10}),
             ("terminated", "terminated", "terminated", ["9 told 15", f"{pid} signal 15"], gone),
@@ -121,7 +121,7 @@ class Shown(EndsTest):
                 self.assertEqual("the first failure" in text, failed)
 
     def test_the_members_of_an_end(self):
-        _, told, _ = self.job("9 killed-group 1", f"{2**22 + 101} signal 9", exit_state=0)
+        _, told, _ = self.job("9 killed-cgroup 1", f"{2**22 + 101} signal 9", exit_state=0)
         end = told["ranks"][1]["end"]
         self.assertEqual((end["signal"], end["status"], end["killed_by"], end["exception"]), ("SIGKILL", None, "control group", None))
         self.assertGreaterEqual(end["at_seconds"], 0)

@@ -261,7 +261,7 @@ TABLE = {
         "checkpoint_in_parts": like(sgd, ignored=("__0_0.distcp", ".metadata")),
         "pictures": like(sgd, ignored=("grid.png",)),
     },
-    "groups.py": {
+    "process_groups.py": {
         "group_of_one": like(
             sgd, reason="ranks of its own have batches of their own", refused="without --nproc: castor run .* -- torchrun", seconds=60
         ),

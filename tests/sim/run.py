@@ -2,8 +2,8 @@
 
     tests/sim/run.py [--build build] [NAME]...
 
-Runs in a Python that has torch for CUDA 13.0, or says why it cannot; builds the simulation first. NAMEs select groups whose name contains one of them. Each
-group is a program of its own that prints a line per test, `ok TEST` or `FAIL TEST: why`. The last line is
+Runs in a Python that has torch for CUDA 13.0, or says why it cannot; builds the simulation first. NAMEs select runs whose name contains one of them. Each
+run is a program of its own that prints a line per test, `ok TEST` or `FAIL TEST: why`. The last line is
 `N passed, N failed`.
 """
 import argparse
@@ -13,18 +13,18 @@ import sys
 import unittest
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-import groups  # noqa: E402
 import runner  # noqa: E402
+import runs  # noqa: E402
 import simulated  # noqa: E402
 
 SECONDS = 120
 
 
-def run(group, build):
-    """Runs one group; returns how many of its tests passed and failed."""
-    print(f"-- {group.name}", flush=True)
+def run_one(run, build):
+    """Does one run; returns how many of its tests passed and failed."""
+    print(f"-- {run.name}", flush=True)
     try:
-        done = subprocess.run(group.command(build), env=group.environment(build), stdout=subprocess.PIPE,
+        done = subprocess.run(run.command(build), env=run.environment(build), stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS)
         output, status = done.stdout, done.returncode
     except subprocess.TimeoutExpired as late:
@@ -32,10 +32,10 @@ def run(group, build):
     lines = output.splitlines()
     passed = sum(line.startswith("ok ") for line in lines)
     failed = sum(line.startswith("FAIL ") for line in lines)
-    wrong = group.judge(lines, status)
+    wrong = run.judge(lines, status)
     if wrong:
         failed += 1
-        print(f"FAIL {group.name}: {wrong}")
+        print(f"FAIL {run.name}: {wrong}")
     if failed:
         print("\n".join("    " + line for line in lines), flush=True)
     else:
@@ -58,9 +58,9 @@ def main():
         runner.cannot_run(why)
     os.makedirs(os.path.join(args.build, "test-logs"), exist_ok=True)
     passed = failed = 0
-    for group in groups.all_groups():
-        if not args.names or any(name in group.name for name in args.names):
-            one, other = run(group, args.build)
+    for run in runs.all_runs():
+        if not args.names or any(name in run.name for name in args.names):
+            one, other = run_one(run, args.build)
             passed += one
             failed += other
     runner.close(passed, failed)

@@ -3,7 +3,7 @@
 #include "hooks/lookup/wrapper.h"
 #include "trace/live.h"
 #include "trace/trace.h"
-#include "group.h"
+#include "process_group.h"
 
 #define FLIGHTS_MAX  512u
 #define WORKS_MAX    2048u /* a power of two */
@@ -95,8 +95,8 @@ static void record(hook_id id, uint64_t begin_ns, uint64_t end_ns, const hook_pa
                        payload->numel);
 }
 
-/* One of the flight's parts is complete. */
-static void flight_part_end(collective_flight *flight) {
+/* The call, or one of its works, is complete: the last of them ends the flight. */
+static void flight_release(collective_flight *flight) {
     if (__atomic_sub_fetch(&flight->pending, 1, __ATOMIC_ACQ_REL))
         return;
     bool worked = flight->end_ns != 0;
@@ -135,7 +135,7 @@ static void receive_keep(const void *work, const live_message *message) {
 }
 
 live_message collective_message_of(const void *work) {
-    live_message message = {LIVE_GROUP_UNKNOWN, -1, 0, 0};
+    live_message message = {LIVE_PROCESS_GROUP_UNKNOWN, -1, 0, 0};
     receive_place *place = receive_lock(work);
     if (!place)
         return message;
@@ -153,7 +153,7 @@ bool collective_enter(collective_call *call, hook_id id, const void *group) {
     call->id = id;
     call->returned = false;
     call->flight = NULL;
-    call->group = group_number(group);
+    call->group = process_group_number(group);
     call->group_address = group;
     call->peer = -1;
     call->tag = 0;
@@ -201,7 +201,7 @@ void collective_leave(collective_call *call) {
         call->flight->call_end_ns = end_ns;
         if (!call->returned)
             __atomic_store_n(&call->flight->failed, 1, __ATOMIC_RELAXED);
-        flight_part_end(call->flight);
+        flight_release(call->flight);
     } else {
         live_wait_end(call->live);
         if (call->returned)
@@ -236,7 +236,7 @@ void collective_work_enqueue(const void *work) {
     /* Left over from a work at this address that was destroyed before it ran. */
     collective_flight *lost = work_take(work);
     if (lost)
-        flight_part_end(lost);
+        flight_release(lost);
     collective_flight *flight = current ? current->flight : NULL;
     if (!flight)
         return;
@@ -270,5 +270,5 @@ void collective_work_end(const void *work) {
     while (seen < now && !__atomic_compare_exchange_n(&flight->end_ns, &seen, now, false, __ATOMIC_RELAXED,
                                                       __ATOMIC_RELAXED))
         ;
-    flight_part_end(flight);
+    flight_release(flight);
 }

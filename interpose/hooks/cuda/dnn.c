@@ -224,8 +224,9 @@ static bool operand_add(plan_operands *o, const plans_operand *added) {
 }
 
 /* False: what it is made of is unknown. */
-static bool part_add(plan_operands *o, cudnnBackendAttributeName_t attribute, cudnnBackendDescriptor_t part) {
-    const entry *e = find_known(part);
+static bool component_add(plan_operands *o, cudnnBackendAttributeName_t attribute,
+                          cudnnBackendDescriptor_t component) {
+    const entry *e = find_known(component);
     if (!e || e->type == CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
         return false;
     if (e->type == CUDNN_BACKEND_TENSOR_DESCRIPTOR) {
@@ -278,9 +279,9 @@ static void plans_set(cudnnBackendDescriptor_t descriptor, cudnnBackendAttribute
     } else if (attribute == CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION) {
         e->known = false;
     } else if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
-        const cudnnBackendDescriptor_t *parts = elements;
+        const cudnnBackendDescriptor_t *components = elements;
         for (int64_t i = 0; e->known && i < count; i++)
-            e->known = part_add(&e->operands, attribute, parts[i]);
+            e->known = component_add(&e->operands, attribute, components[i]);
     }
     pthread_mutex_unlock(&lock);
 }

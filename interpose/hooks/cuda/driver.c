@@ -473,7 +473,7 @@ static uint64_t host_room(void *context) {
     uint64_t total = UINT64_MAX, available = machine_memory_available("");
     char text[64];
     machine_meminfo("", "MemTotal", &total);
-    if (machine_group_limit("", &memory, text)) {
+    if (machine_cgroup_limit("", &memory, text)) {
         uint64_t limit = strtoull(text, NULL, 10);
         total = limit < total ? limit : total;
     }

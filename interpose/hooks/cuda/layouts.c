@@ -10,10 +10,10 @@ typedef struct layouts_entry {
     uint32_t stamp; /* odd: the entry is being written */
     uint32_t generation;
     uint64_t kernel;
-    uint16_t layout[1 + ARGUMENTS_MAX]; /* an arguments_layout, in parts that are read one by one */
+    uint16_t layout[1 + ARGUMENTS_MAX]; /* an arguments_layout, in words that are read one by one */
 } __attribute__((aligned(64))) layouts_entry;
 
-_Static_assert(sizeof(arguments_layout) == (1 + ARGUMENTS_MAX) * sizeof(uint16_t), "a layout is its parts");
+_Static_assert(sizeof(arguments_layout) == (1 + ARGUMENTS_MAX) * sizeof(uint16_t), "a layout is its words");
 
 static layouts_entry *entries;  /* atomic; NULL: not mapped */
 static uint32_t generation = 1; /* atomic; entries of others are free */
@@ -37,10 +37,10 @@ static uint32_t place_of(uint64_t kernel) {
 }
 
 static bool entry_read(const layouts_entry *entry, uint32_t stamp, arguments_layout *layout) {
-    uint16_t *parts = &layout->count;
-    uint32_t count = parts[0] = __atomic_load_n(&entry->layout[0], __ATOMIC_RELAXED);
+    uint16_t *words = &layout->count;
+    uint32_t count = words[0] = __atomic_load_n(&entry->layout[0], __ATOMIC_RELAXED);
     for (uint32_t i = 1; count <= ARGUMENTS_MAX && i <= count; i++)
-        parts[i] = __atomic_load_n(&entry->layout[i], __ATOMIC_RELAXED);
+        words[i] = __atomic_load_n(&entry->layout[i], __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return __atomic_load_n(&entry->stamp, __ATOMIC_RELAXED) == stamp;
 }
@@ -76,8 +76,8 @@ static void keep(layouts_entry *table, uint64_t kernel, uint32_t now, const argu
         __atomic_store_n(&entry->kernel, kernel, __ATOMIC_RELAXED);
         uint32_t count = layout->count <= ARGUMENTS_MAX ? layout->count : 0;
         __atomic_store_n(&entry->layout[0], layout->count, __ATOMIC_RELAXED);
-        for (uint32_t part = 0; part < count; part++)
-            __atomic_store_n(&entry->layout[1 + part], layout->parameters[part], __ATOMIC_RELAXED);
+        for (uint32_t word = 0; word < count; word++)
+            __atomic_store_n(&entry->layout[1 + word], layout->parameters[word], __ATOMIC_RELAXED);
         __atomic_store_n(&entry->generation, now, __ATOMIC_RELAXED);
         __atomic_store_n(&entry->stamp, stamp + 2, __ATOMIC_RELEASE);
         return;

@@ -2,7 +2,7 @@
  * its work runs in stream order afterwards. */
 #include "base/hash.h"
 #include "hooks/c10d/collective.h"
-#include "hooks/c10d/group.h"
+#include "hooks/c10d/process_group.h"
 #include "observe.h"
 #include "nccl.h"
 #include "shims/nccl/types.h"
@@ -49,14 +49,14 @@ static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status
         trace_record_write(TRACE_COLLECTIVE, id, begin_ns, trace_now_ns(), bytes,
                            (uint64_t)(unsigned)observe_thread.device << 32 |
                                (known ? datatypes[payload.datatype].scalar_type : PAYLOAD_NO_DTYPE),
-                           group_number(payload.communicator), (uint64_t)payload.stream);
+                           process_group_number(payload.communicator), (uint64_t)payload.stream);
         return;
     }
     observe_record(id, begin_ns, (int)status, &facts);
 }
 
 static uint64_t communicator_end(ncclComm_t communicator) {
-    group_end(communicator);
+    process_group_end(communicator);
     return (uint64_t)communicator;
 }
 
@@ -64,21 +64,22 @@ static uint64_t communicator_end(ncclComm_t communicator) {
 static void communicator_made(ncclComm_t communicator, const ncclUniqueId *ids, int id_count, int rank,
                               int size) {
     uint64_t identity = hash_bytes((uint64_t)size, ids, (size_t)id_count * sizeof *ids);
-    group_made(communicator, identity, rank, size);
+    process_group_made(communicator, identity, rank, size);
     live_communicator_made(communicator, identity, rank, size);
 }
 
 /* Communicators of one process among themselves: nobody else has them. */
 static void communicators_made(const ncclComm_t *communicators, int count) {
     for (int i = 0; i < count; i++)
-        group_made(communicators[i], 0, i, count);
+        process_group_made(communicators[i], 0, i, count);
 }
 
 /* `part` is NULL for a rank that belongs to none. */
-static void communicator_divided(ncclComm_t whole, ncclComm_t part, group_division how, uint64_t choice) {
-    uint64_t identity = group_divide(whole, how, choice);
-    group_made(part, identity, -1, 0);
-    live_communicator_made(part, identity, -1, 0);
+static void communicator_divided(ncclComm_t whole, ncclComm_t made, process_group_division how,
+                                 uint64_t choice) {
+    uint64_t identity = process_group_divide(whole, how, choice);
+    process_group_made(made, identity, -1, 0);
+    live_communicator_made(made, identity, -1, 0);
 }
 
 /* The same in whatever order the ranks are listed. */

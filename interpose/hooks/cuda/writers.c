@@ -435,12 +435,12 @@ static size_t ranks_of(ncclComm_t communicator) {
     return count && count(communicator, &ranks) == ncclSuccess && ranks > 0 ? (size_t)ranks : 0;
 }
 
-static void received(const void *address, uint32_t parts, size_t count, ncclDataType_t datatype,
+static void received(const void *address, uint32_t blocks, size_t count, ncclDataType_t datatype,
                      ncclComm_t communicator, cudaStream_t stream) {
     if (!devices_may_hold((uintptr_t)address) || count == 0)
         return;
     size_t each = nccl_bytes(count, datatype),
-           bytes = each * (parts == NCCL_RANKS ? ranks_of(communicator) : parts);
+           bytes = each * (blocks == NCCL_RANKS ? ranks_of(communicator) : blocks);
     receiver r = {(uintptr_t)address, bytes ? bytes : WRITERS_OPEN, (uint64_t)stream};
     if (own.groups)
         waiting_add(&r);
@@ -448,9 +448,9 @@ static void received(const void *address, uint32_t parts, size_t count, ncclData
         note_received(&r);
 }
 
-#define FLAT(...)                        __VA_ARGS__
-#define RECEIVED(...)                    RECEIVED_OF(__VA_ARGS__)
-#define RECEIVED_OF(address, parts, ...) received(address, parts, __VA_ARGS__)
+#define FLAT(...)                         __VA_ARGS__
+#define RECEIVED(...)                     RECEIVED_OF(__VA_ARGS__)
+#define RECEIVED_OF(address, blocks, ...) received(address, blocks, __VA_ARGS__)
 #define NCCL_COMMUNICATOR(...)
 #define NCCL_CALL(...)
 #define NCCL_COLLECTIVE(function, operation, parameters, arguments, payload, written, doc)                   \

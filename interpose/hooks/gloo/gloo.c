@@ -12,7 +12,7 @@
 #include "base/spin.h"
 #include "events/life.h"
 #include "hooks/c10d/collective.h"
-#include "hooks/c10d/group.h"
+#include "hooks/c10d/process_group.h"
 #include "hooks/lookup/wrapper.h"
 #include "shims/torch/stable.h"
 #include "trace/live.h"
@@ -238,7 +238,7 @@ bool wrap_GLOO_RECV_WAIT(void *self, int64_t timeout_ms) {
 void wrap_BACKEND_CREATE(void *self, int rank, int size) {
     REAL(BACKEND_CREATE)(self, rank, size);
     gloo_wait_made(self);
-    group_made(self, live_group_made(self, rank, size), rank, size);
+    process_group_made(self, live_process_group_made(self, rank, size), rank, size);
 }
 
 /* What it hands to NCCL is part of the messages that were recorded when they were kept: the call is entered, so that NCCL's
@@ -252,7 +252,7 @@ hook_work wrap_C10D_NCCL2_COALESCING_END(void *slot, void *self) {
 
 #define GROUP_END(id)                                                                                        \
     void wrap_##id(void *self) {                                                                             \
-        group_end(self);                                                                                     \
+        process_group_end(self);                                                                             \
         gloo_wait_end(self);                                                                                 \
         REAL(id)(self);                                                                                      \
     }

@@ -63,9 +63,8 @@ static bool version_of_module(const char *path, char *version, size_t version_si
     if (file < 0)
         return false;
     size_t used = 0;
-    for (ssize_t part;
-         used < sizeof text - 1 && (part = read(file, text + used, sizeof text - 1 - used)) > 0;)
-        used += (size_t)part;
+    for (ssize_t got; used < sizeof text - 1 && (got = read(file, text + used, sizeof text - 1 - used)) > 0;)
+        used += (size_t)got;
     close(file);
     text[used] = '\0';
     return torch_version_read(text, version, version_size);

@@ -18,7 +18,7 @@ def _attach():
     import torch
 
     from . import core, patching
-    from .nodes import groups
+    from .nodes import process_groups
     from .process import ends, forking, phases, serving, stacks
 
     if not core.bind():
@@ -43,7 +43,7 @@ def _attach():
     patching.keep()
     phases.install()
     patching.replace("torch.multiprocessing.spawn._wrap", ends.spawned)
-    groups.install()
+    process_groups.install()
     if not core.plugin_engine():
         if core.options.precision != "fp32":
             core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")

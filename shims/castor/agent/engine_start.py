@@ -9,7 +9,7 @@ import torch
 
 from . import core, patching
 from .common import store
-from .nodes import groups
+from .nodes import process_groups
 
 
 class Conflict(RuntimeError):
@@ -50,7 +50,7 @@ def _start(plugin, asked, changed):
     core.torch_check(str(torch.__version__).encode())
     hooked = _unhook()
     patching.undo_all()  # what observes
-    groups.install()
+    process_groups.install()
     core.engine_start()
     from . import plugin as engine
 

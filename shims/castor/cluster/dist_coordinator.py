@@ -5,7 +5,7 @@ import os
 
 import torch.distributed as dist
 
-from .groups import require
+from .process_groups import require
 
 __all__ = ["DistCoordinator"]
 

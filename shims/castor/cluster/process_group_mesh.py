@@ -5,7 +5,7 @@ import math
 import torch.distributed as dist
 
 from ..parallel import Mesh
-from .groups import group_of, require
+from .process_groups import group_of, require
 
 __all__ = ["ProcessGroupMesh"]
 

@@ -4,7 +4,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from ..cluster.groups import group_of, require
+from ..cluster.process_groups import group_of, require
 
 __all__ = ["AlphaBetaProfiler"]
 

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from ..agent import core
-from ..cluster.groups import group_of
+from ..cluster.process_groups import group_of
 from ..parallel import Mesh
 
 __all__ = ["DeviceMesh"]

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from .. import parallel
 from ..agent import core
 from ..utils.gradient_accumulation import GradAccumOptimizer
-from . import _agreement, _groups
+from . import _agreement, _parallel_groups
 from ._schedule import BaseSchedule
 from ._stage_link import StageLink
 
@@ -191,14 +191,14 @@ class PipelineSchedule(BaseSchedule):
 
     def _passes(self, groups, parts, device, forward_only, split=False):
         """A function that gives the `with` of a pass: (kind, microbatch, part). The trace gets a record of each."""
-        record = core.Pass(microbatches=self.num_microbatches, parts=parts, stages=groups.stages, batch=next(_batches), forward_only=forward_only,
+        record = core.Pass(microbatches=self.num_microbatches, virtual_stages=parts, stages=groups.stages, batch=next(_batches), forward_only=forward_only,
                            split=split and not forward_only, on_device=device.type != "cpu")
 
         @contextlib.contextmanager
         def passing(kind, microbatch, part):
             begin_ns = core.now_ns()
             yield
-            record.kind, record.microbatch, record.part = kind, microbatch, part
+            record.kind, record.microbatch, record.virtual_stage = kind, microbatch, part
             core.event_pass(byref(record), begin_ns)
 
         return passing
@@ -284,7 +284,7 @@ class InterleavedPipelineSchedule(PipelineSchedule):
 
 
 def _stages():
-    groups = _groups.groups()
+    groups = _parallel_groups.groups()
     if groups is None:
         raise RuntimeError('castor: a PipelineSchedule needs stages: call castor.launch(..., config={"parallel": {"pipeline": S}}) first')
     return groups

@@ -7,7 +7,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..agent import core
 from ..agent.backward import reducer
-from ..cluster.groups import group_of
+from ..cluster.process_groups import group_of
 
 core.require()
 

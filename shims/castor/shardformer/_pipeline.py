@@ -6,7 +6,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..checkpoint_io import _ranks
-from ..engine import Engine, _groups
+from ..engine import Engine, _parallel_groups
 from ..engine._pipeline_schedule import InterleavedPipelineSchedule, PipelineSchedule
 from ..engine._zero_bubble import ZeroBubblePipelineSchedule
 from ..utils.optimizer_wrapper import WrappedOptimizer
@@ -49,14 +49,14 @@ class _Boosted:
         """What is wrong with a batch is said here, where all ranks of the pipeline learn of it."""
         if self.microbatch_size is None:
             batch = super().load_batch(data_iter, to_gpu)
-            refuse_inner_outputs(batch[0], _groups.groups())
+            refuse_inner_outputs(batch[0], _parallel_groups.groups())
             return batch
         self.num_microbatches = 1
         batch = super().load_batch(data_iter, to_gpu)
         if self.batch_size % self.microbatch_size:
             raise ValueError(f"castor: a batch of {self.batch_size} samples does not divide into microbatches of {self.microbatch_size}")
         self.num_microbatches = self.batch_size // self.microbatch_size
-        refuse_inner_outputs(batch[0], _groups.groups())
+        refuse_inner_outputs(batch[0], _parallel_groups.groups())
         return batch
 
     def _settings(self, forward_only):

@@ -2,7 +2,7 @@
 import torch.distributed as dist
 
 from .. import parallel
-from ..cluster.groups import group_of, require
+from ..cluster.process_groups import group_of, require
 
 __all__ = ["ProcessGroup"]
 

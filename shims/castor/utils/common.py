@@ -100,9 +100,9 @@ def get_non_persistent_buffers_set(module, memo=None, prefix="", remove_duplicat
 
 def is_using_pp():
     """Whether castor.launch(config=dict(parallel=...)) has divided the job into several pipeline stages."""
-    from ..engine import _groups
+    from ..engine import _parallel_groups
 
-    return _groups.groups() is not None and _groups.groups().stages > 1
+    return _parallel_groups.groups() is not None and _parallel_groups.groups().stages > 1
 
 
 @torch.no_grad()

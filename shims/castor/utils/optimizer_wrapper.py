@@ -76,7 +76,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
 def _groups():
     """The job's ParallelGroups; None: castor.launch has made none. (castor.engine needs the library, and this file does not.)"""
-    module = sys.modules.get(__package__.removesuffix("utils") + "engine._groups")
+    module = sys.modules.get(__package__.removesuffix("utils") + "engine._parallel_groups")
     return None if module is None else module.groups()
 
 

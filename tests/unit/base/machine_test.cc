@@ -70,11 +70,11 @@ TEST_F(Machine, TheInnermostLimitIsTold) {
     write("/proc/self/cgroup", "3:cpuset:/\n0::/a/b\n");
     char text[64] = "";
     machine_controller memory = {"memory", "memory.max", "memory.limit_in_bytes"};
-    EXPECT_FALSE(machine_group_limit(root.c_str(), &memory, text));
+    EXPECT_FALSE(machine_cgroup_limit(root.c_str(), &memory, text));
     write("/sys/fs/cgroup/memory.max", "300");
     write("/sys/fs/cgroup/a/memory.max", "200");
     write("/sys/fs/cgroup/a/b/memory.max", "max");
-    EXPECT_TRUE(machine_group_limit(root.c_str(), &memory, text));
+    EXPECT_TRUE(machine_cgroup_limit(root.c_str(), &memory, text));
     EXPECT_STREQ(text, "200");
 }
 

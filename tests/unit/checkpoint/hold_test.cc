@@ -187,13 +187,13 @@ TEST(Hold, MemoryIsGivenBack) {
     Memory memory;
     hold *h = take(memory.data, kBytes);
     memset(memory.data, 1, kBytes);
-    copies_bytes(&now, &most);
+    saved_grains_bytes(&now, &most);
     EXPECT_GE(now, kBytes);
     bytes_held(h, kBytes);
     h = take(memory.data, kBytes);
     memset(memory.data, 1, kBytes);
     hold_drop(h); /* that nobody has read */
-    copies_bytes(&now, &most);
+    saved_grains_bytes(&now, &most);
     EXPECT_EQ(now, 0u);
     EXPECT_GE(most, kBytes);
 }

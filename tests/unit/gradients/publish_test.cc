@@ -22,7 +22,7 @@ TEST(StoreRegister, RankZerosValuesWinAndOwnersAreEven) {
             EXPECT_EQ(q.data[5], 5.0f);
             if (shared) {
                 bytes[q.info.owner] += q.info.bytes;
-                EXPECT_EQ(q.info.home, q.data);
+                EXPECT_EQ(q.info.binding, q.data);
                 EXPECT_EQ(q.alias()[7], 7.0f);
             }
         }
@@ -46,7 +46,7 @@ TEST(StoreRegister, ForeignMemoryOnOneRankIsNobodysToMap) {
             castor_tensor_info info;
             castor_tensor_get(one, &info);
             EXPECT_EQ(info.shared, 0);
-            EXPECT_EQ(info.home, nullptr);
+            EXPECT_EQ(info.binding, nullptr);
         }
         sum_run(r, ours = Param<>{ours.data, 3000, t[0], {}}, foreign.data());
     });
@@ -297,7 +297,7 @@ TEST(StoreRelease, KeepsWhatThisRankSees) {
     });
 }
 
-TEST(StoreRehome, TheNewBlockShowsTheStoreAndTheOldOneKeepsItsValues) {
+TEST(StoreRebind, TheNewBlockShowsTheStoreAndTheOldOneKeepsItsValues) {
     Job job(2);
     job.run([](Rank &r) {
         std::vector<Param<>> p = {param_make(5000)};
@@ -305,9 +305,9 @@ TEST(StoreRehome, TheNewBlockShowsTheStoreAndTheOldOneKeepsItsValues) {
         p[0][10] = float(50 + r.rank);
         float *old = p[0].data, *fresh = static_cast<float *>(arena_alloc(5000 * sizeof(float)));
         std::vector<float> foreign(5000);
-        EXPECT_EQ(inside_rehome(p[0].tensor, foreign.data()), 0);
-        EXPECT_EQ(inside_rehome(p[0].tensor, old), 1) << "nothing to do";
-        EXPECT_EQ(inside_rehome(p[0].tensor, fresh), 1) << error_text();
+        EXPECT_EQ(inside_rebind(p[0].tensor, foreign.data()), 0);
+        EXPECT_EQ(inside_rebind(p[0].tensor, old), 1) << "nothing to do";
+        EXPECT_EQ(inside_rebind(p[0].tensor, fresh), 1) << error_text();
         EXPECT_EQ(fresh[10], 10.0f);
         step_run<float>(r, p[0], [](float *alias) { alias[11] = -11; });
         EXPECT_EQ(fresh[11], -11.0f);

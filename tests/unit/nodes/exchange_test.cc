@@ -167,8 +167,9 @@ uint64_t agreed_after(const Rank &r, Param<> &p, double value, bool moved, uint6
     EXPECT_EQ(castor_step_begin(r.store, &value, nullptr, 1, nullptr, 0, nullptr), CASTOR_OK);
     uint8_t flag;
     if (moved) {
-        castor_home home = {p.data, 0, p.info.bytes, states, CASTOR_HOME_WHOLE | CASTOR_HOME_STATES_AWAY, 0};
-        EXPECT_EQ(castor_homes_settle(r.store, &p.tensor, &home, 1, &flag), CASTOR_OK);
+        castor_binding_claim claim = {
+            p.data, 0, p.info.bytes, states, CASTOR_BINDING_WHOLE | CASTOR_BINDING_STATES_AWAY, 0};
+        EXPECT_EQ(castor_bindings_settle(r.store, &p.tensor, &claim, 1, &flag), CASTOR_OK);
     }
     EXPECT_EQ(castor_publish_end(r.store, &p.tensor, 1, &flag), CASTOR_OK);
     return castor_agreed_take(r.store);

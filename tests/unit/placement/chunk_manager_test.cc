@@ -92,7 +92,7 @@ TEST_F(ChunkManager, AnAccessToWhatIsLeavingCancelsTheMoveOrWaitsForIt) {
         create(s, 1000);
         add(CHUNK_OPTIM, 100, 0);
         chunk_manager_place(m);
-        EXPECT_EQ(resident(), "A"); // it goes home
+        EXPECT_EQ(resident(), "A"); // it goes back
         use(0);
         EXPECT_EQ(resident(), "0");
         EXPECT_EQ(fake.now_ns, cancels ? 0u : 200u); // there and back
@@ -339,7 +339,7 @@ TEST_F(ChunkManagerSteps, ALongerSequenceWarmsUpAnew) {
     EXPECT_LE(statistics().tier_bytes[0] + 700, 1000u); // 900 - 700: two chunks
 }
 
-TEST_F(ChunkManagerSteps, UnderStaticChunksGoHomeAndComeInTime) {
+TEST_F(ChunkManagerSteps, UnderStaticChunksGoBackAndComeInTime) {
     settings = chunk_manager_defaults(PLACEMENT_STATIC);
     settings.moments = {64, 64, 0};
     settings.placement.offload_optim_frac = 0.5;

@@ -25,7 +25,7 @@ struct Found {
 };
 
 Found search(std::vector<Group> &groups, castor_chunk_range range) {
-    std::vector<castor_chunk_group> given;
+    std::vector<castor_chunk_list> given;
     for (const Group &g : groups)
         given.push_back({g.numel.data(), g.numel.size(), g.degree, 0, 0});
     Found f;

@@ -111,7 +111,7 @@ TEST(StoreFork, EachChildSeesItsOwnMoment) {
         r.barrier();
         child_run(r, 2, nothing, [&] { EXPECT_EQ(grad[4999], 0.25f) << "a sum that its owner clipped"; });
         float *fresh = static_cast<float *>(arena_alloc(5000 * sizeof(float)));
-        ASSERT_EQ(inside_rehome(p[0].tensor, fresh), 1);
+        ASSERT_EQ(inside_rebind(p[0].tensor, fresh), 1);
         child_run(r, 3, nothing, [&] { EXPECT_EQ(fresh[4999], 999.0f) << "a new block"; });
         castor_tensor_forget(p[0].tensor);
         child_run(

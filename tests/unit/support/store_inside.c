@@ -20,8 +20,8 @@
 
 _Static_assert((int)INSIDE_DATA == ACTIVITY_DATA, "the activities are numbered alike");
 
-int inside_rehome(castor_tensor *t, void *address) {
-    return tensor_rehome(t, address);
+int inside_rebind(castor_tensor *t, void *address) {
+    return tensor_rebind(t, address);
 }
 
 /* ---- stand-ins for what the unit tests do not link ---- */

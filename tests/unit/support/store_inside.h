@@ -26,8 +26,8 @@ enum {
     INSIDE_DATA
 };
 
-/* The block at the address becomes the tensor's home, on this rank alone. 1: it is. */
-int inside_rehome(castor_tensor *t, void *address);
+/* Binds the tensor to the block at the address, on this rank alone. 1: it is bound to it. */
+int inside_rebind(castor_tensor *t, void *address);
 int inside_activity(const castor_store *s, int rank);
 uint64_t inside_resident_bytes(const castor_store *s, chunk_kind kind);
 /* The descriptor of the file that holds the chunks of a kind. */

@@ -216,7 +216,7 @@ void Script::replace() {
             if (rank == r.rank) {
                 auto *block = static_cast<float *>(arena_alloc(q.numel * sizeof(float)));
                 ASSERT_NE(block, nullptr);
-                EXPECT_EQ(inside_rehome(q.p.tensor, block), 1) << error_text();
+                EXPECT_EQ(inside_rebind(q.p.tensor, block), 1) << error_text();
                 if (chance(0.5, 111, uint64_t(rank), i))
                     kept.push_back({q.p.data, q.seen[size_t(rank)], nullptr});
                 else

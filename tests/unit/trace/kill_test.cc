@@ -74,8 +74,8 @@ class TraceKill : public TraceTest {
     }
     static void write_the_rest() {
         const int group = 0;
-        live_group_announce("all", nullptr, 0);
-        live_group_made(&group, 0, 2);
+        live_process_group_announce("all", nullptr, 0);
+        live_process_group_made(&group, 0, 2);
         for (uint32_t i = 0;; i++) {
             trace_name_set(TRACE_CALL, NAME_FIRST + i % NAMES, names[i % NAMES].c_str());
             trace_gauge_set(GAUGE_STEPS, i + 1);

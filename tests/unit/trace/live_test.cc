@@ -39,7 +39,7 @@ char backend[8];
 
 TEST_F(LiveTest, NothingIsMadeBeforeItIsUsed) {
     live_wait_end(nullptr);
-    live_group_ended(backend);
+    live_process_group_ended(backend);
     live_stack_update();
     EXPECT_TRUE(files("").empty());
 }
@@ -60,13 +60,13 @@ TEST_F(LiveTest, TheFileIsTheUsersAlone) {
 
 TEST_F(LiveTest, GroupsHaveTheNamesAndRanksThatWereAnnounced) {
     int32_t ranks[] = {1, 65, 1023, 5000, -1};
-    live_group_announce("pair", ranks, 5);
-    live_group_made(backend, 2, 5);
-    live_group_made(backend + 1, 2, 5);
-    live_group_announce("all", nullptr, 0);
-    live_group_made(backend + 2, 3, 4);
-    live_group_announce(nullptr, nullptr, 0);
-    live_group_made(backend + 3, 3, 4); /* not a group of the script's: nobody said so */
+    live_process_group_announce("pair", ranks, 5);
+    live_process_group_made(backend, 2, 5);
+    live_process_group_made(backend + 1, 2, 5);
+    live_process_group_announce("all", nullptr, 0);
+    live_process_group_made(backend + 2, 3, 4);
+    live_process_group_announce(nullptr, nullptr, 0);
+    live_process_group_made(backend + 3, 3, 4); /* not a group of the script's: nobody said so */
     auto live = read_live();
     EXPECT_STREQ(live->groups[0].name, "pair");
     EXPECT_STREQ(live->groups[1].name, "pair backend 2");
@@ -82,8 +82,8 @@ TEST_F(LiveTest, GroupsHaveTheNamesAndRanksThatWereAnnounced) {
 }
 
 TEST_F(LiveTest, CollectivesAreNumberedByGroup) {
-    live_group_announce("all", nullptr, 0);
-    live_group_made(backend, 0, 2);
+    live_process_group_announce("all", nullptr, 0);
+    live_process_group_made(backend, 0, 2);
     live_wait *first = live_collective_begin(backend, "allreduce", 64, 1000);
     live_wait *second = live_collective_begin(backend, "broadcast", 8, 2000);
     live_wait *other = live_collective_begin(backend + 1, "allreduce", 8, 3000); /* its making was not seen */
@@ -98,7 +98,7 @@ TEST_F(LiveTest, CollectivesAreNumberedByGroup) {
     live_wait_end(first);
     live_wait_end(other);
     EXPECT_EQ(waits_in(*read_live()), 1u);
-    live_group_ended(backend); /* with a work that never ran */
+    live_process_group_ended(backend); /* with a work that never ran */
     EXPECT_EQ(waits_in(*read_live()), 0u);
     live_wait_end(second);
 }
@@ -108,7 +108,7 @@ TEST_F(LiveTest, WhatIsEnqueuedIsRemembered) {
     for (uint64_t i = 1; i <= LIVE_RECENT_MAX + 2; i++)
         live_wait_end(live_collective_enqueue(backend, i % 2 ? "allreduce" : "broadcast", 64, i * 1000));
     auto live = read_live();
-    const live_group &group = live->groups[0];
+    const live_process_group &group = live->groups[0];
     EXPECT_EQ(waits_in(*live), 0u);
     EXPECT_STREQ(group.name, "1234");
     EXPECT_EQ(group.enqueues, 1u);
@@ -123,9 +123,9 @@ TEST_F(LiveTest, WhatIsEnqueuedIsRemembered) {
 }
 
 TEST_F(LiveTest, MessagesAreNumberedByChannel) {
-    live_group_announce("all", nullptr, 0);
-    live_group_made(backend, 0, 3);
-    live_group_made(backend + 1, 0, 3);
+    live_process_group_announce("all", nullptr, 0);
+    live_process_group_made(backend, 0, 3);
+    live_process_group_made(backend + 1, 0, 3);
     EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 0, false, 1000).ordinal, 1u);
     EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 0, false, 1000).ordinal, 2u);
     EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 9, false, 1000).ordinal, 1u);
@@ -143,16 +143,16 @@ TEST_F(LiveTest, MessagesAreNumberedByChannel) {
     EXPECT_EQ(job_messages_begun(live.get(), &live->groups[0], LIVE_SENT, 1, 0, &lost), 2u);
     EXPECT_EQ(job_messages_begun(live.get(), &live->groups[1], LIVE_SENT, 1, 0, &lost), 1u);
     live_wait_end(wait);
-    live_group_ended(backend);
-    live_group_made(backend, 0, 3); /* another group at this address */
+    live_process_group_ended(backend);
+    live_process_group_made(backend, 0, 3); /* another group at this address */
     EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, 0, false, 1000).ordinal, 1u);
-    live_group_announce(nullptr, nullptr, 0);
+    live_process_group_announce(nullptr, nullptr, 0);
 }
 
 TEST_F(LiveTest, MessagesBeyondThePlacesAreNotCounted) {
-    live_group_announce("all", nullptr, 0);
-    live_group_made(backend, 0, 2);
-    live_group_announce(nullptr, nullptr, 0);
+    live_process_group_announce("all", nullptr, 0);
+    live_process_group_made(backend, 0, 2);
+    live_process_group_announce(nullptr, nullptr, 0);
     for (unsigned tag = 0; tag < LIVE_CHANNELS_MAX; tag++)
         EXPECT_EQ(live_message_begin(backend, LIVE_SENT, 1, (int)tag, false, 1000).ordinal, 1u);
     EXPECT_EQ(read_live()->channels_lost, 0u);
@@ -231,7 +231,7 @@ TEST_F(LiveTest, FilesThatAreNone) {
     wait->group = 1 << 20;
     auto live = read_live();
     EXPECT_EQ(live->waits[0].begin_ns, 0u);
-    EXPECT_EQ(live->waits[0].group, LIVE_GROUP_UNKNOWN);
+    EXPECT_EQ(live->waits[0].group, LIVE_PROCESS_GROUP_UNKNOWN);
     live_wait_end(wait);
     ASSERT_EQ(truncate(file.c_str(), sizeof(live_file) - 1), 0);
     int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC);

@@ -35,20 +35,20 @@ double norm(const std::vector<double> &values) {
     return std::sqrt(sum);
 }
 
-castor_audit compare(std::vector<std::vector<float>> whole, std::vector<std::vector<float>> parts,
-                     double whole_loss = 1, double parts_loss = 1, int rounding = CASTOR_AUDIT_SINGLE,
+castor_audit compare(std::vector<std::vector<float>> whole, std::vector<std::vector<float>> split,
+                     double whole_loss = 1, double split_loss = 1, int rounding = CASTOR_AUDIT_SINGLE,
                      uint32_t ranks = 2) {
-    std::vector<double> of_whole, of_parts;
-    for (auto [from, to] : {std::pair{&whole, &of_whole}, {&parts, &of_parts}})
+    std::vector<double> of_whole, of_split;
+    for (auto [from, to] : {std::pair{&whole, &of_whole}, {&split, &of_split}})
         for (const auto &values : *from)
             for (double value : sketch(values))
                 to->push_back(value);
     castor_audit audit = {};
     audit.whole_loss = whole_loss;
-    audit.parts_loss = parts_loss;
+    audit.split_loss = split_loss;
     audit.rounding = rounding;
     audit.ranks = ranks;
-    castor_audit_compare(of_whole.data(), of_parts.data(), static_cast<uint32_t>(whole.size()), &audit);
+    castor_audit_compare(of_whole.data(), of_split.data(), static_cast<uint32_t>(whole.size()), &audit);
     return audit;
 }
 
@@ -137,12 +137,12 @@ TEST(Audit, OneSampleLessIsDifferent) {
 }
 
 TEST(Audit, OneGradientOfManyIsDifferent) {
-    std::vector<std::vector<float>> whole, parts;
+    std::vector<std::vector<float>> whole, split;
     for (unsigned i = 0; i < 100; i++)
         whole.push_back(normal(100, i));
-    parts = whole;
-    parts[37] = scaled(parts[37], 1.15F);
-    const castor_audit audit = compare(whole, parts);
+    split = whole;
+    split[37] = scaled(split[37], 1.15F);
+    const castor_audit audit = compare(whole, split);
     EXPECT_EQ(audit.verdict, CASTOR_AUDIT_DIFFERENT);
     EXPECT_EQ(audit.worst, 37U);
 }

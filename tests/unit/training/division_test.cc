@@ -14,28 +14,28 @@ TEST(BatchPart, TenSamplesOfFourRanks) {
     const Numbers firsts = {0, 2, 5, 7}, lasts = {2, 5, 7, 10};
     const double weights[] = {0.2, 0.3, 0.2, 0.3};
     for (int rank = 0; rank < 4; rank++) {
-        const batch_part part = batch_part_of(10, rank, 4);
-        EXPECT_EQ(part.first, firsts[static_cast<size_t>(rank)]);
-        EXPECT_EQ(part.last, lasts[static_cast<size_t>(rank)]);
-        EXPECT_EQ(part.weight, weights[rank]);
+        const local_batch own = local_batch_of(10, rank, 4);
+        EXPECT_EQ(own.first, firsts[static_cast<size_t>(rank)]);
+        EXPECT_EQ(own.last, lasts[static_cast<size_t>(rank)]);
+        EXPECT_EQ(own.weight, weights[rank]);
     }
 }
 
 TEST(BatchPart, ARankWithoutASampleHasTheFirstOneForNothing) {
     for (int rank : {0, 1}) {
-        const batch_part part = batch_part_of(1, rank, 3);
-        EXPECT_EQ(part.first, 0U);
-        EXPECT_EQ(part.last, 1U);
-        EXPECT_EQ(part.weight, 0);
+        const local_batch own = local_batch_of(1, rank, 3);
+        EXPECT_EQ(own.first, 0U);
+        EXPECT_EQ(own.last, 1U);
+        EXPECT_EQ(own.weight, 0);
     }
-    EXPECT_EQ(batch_part_of(1, 2, 3).weight, 1);
+    EXPECT_EQ(local_batch_of(1, 2, 3).weight, 1);
 }
 
 TEST(BatchPart, OfNoSamplesIsNothing) {
-    const batch_part part = batch_part_of(0, 1, 2);
-    EXPECT_EQ(part.first, 0U);
-    EXPECT_EQ(part.last, 0U);
-    EXPECT_EQ(part.weight, 0);
+    const local_batch own = local_batch_of(0, 1, 2);
+    EXPECT_EQ(own.first, 0U);
+    EXPECT_EQ(own.last, 0U);
+    EXPECT_EQ(own.weight, 0);
 }
 
 TEST(BatchPart, EverySampleIsOneRanks) {
@@ -44,14 +44,14 @@ TEST(BatchPart, EverySampleIsOneRanks) {
             uint64_t next = 0;
             double weight = 0;
             for (int rank = 0; rank < world; rank++) {
-                const batch_part part = batch_part_of(count, rank, world);
-                if (part.weight == 0)
+                const local_batch own = local_batch_of(count, rank, world);
+                if (own.weight == 0)
                     continue;
-                ASSERT_EQ(part.first, next) << count << " samples of " << world << " ranks";
-                ASSERT_GE(part.last - part.first, count / static_cast<uint64_t>(world));
-                ASSERT_LE(part.last - part.first, count / static_cast<uint64_t>(world) + 1);
-                next = part.last;
-                weight += part.weight;
+                ASSERT_EQ(own.first, next) << count << " samples of " << world << " ranks";
+                ASSERT_GE(own.last - own.first, count / static_cast<uint64_t>(world));
+                ASSERT_LE(own.last - own.first, count / static_cast<uint64_t>(world) + 1);
+                next = own.last;
+                weight += own.weight;
             }
             ASSERT_EQ(next, count) << "of " << world << " ranks";
             ASSERT_NEAR(weight, count > 0, 1e-15 * world);

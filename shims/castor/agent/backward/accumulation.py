@@ -294,8 +294,8 @@ def _seen(parameters):
     entries = [store.entry_of(p) for p in parameters]
     shared = [e for e in entries if e is not None and e.shared]
     away = store.look(shared) if shared else None
-    at_home = {e for e, moved in zip(shared, away or [False] * len(shared)) if not moved}
-    listed = [e for e in shared if e in at_home]
+    in_place = {e for e, moved in zip(shared, away or [False] * len(shared)) if not moved}
+    listed = [e for e in shared if e in in_place]
     found = (ctypes.c_uint64 * max(len(listed), 1))()
     core.edits_digest(store.handles(listed), len(listed), found)
     digests = dict(zip(listed, found))

@@ -319,9 +319,9 @@ def adopt(grp, parameters, float_sums=False):
 
 
 def _forget_before(p, entry):
-    """Before `p` is registered anew: its gradient, states and former home keep their values, in memory of this rank's own."""
+    """Before `p` is registered anew: its gradient, its states and the block that it was bound to keep their values, in memory of this rank's own."""
     core.windows_detach(entry.handle)
-    core.tensor_keep_home(entry.handle)
+    core.tensor_unbind(entry.handle)
     core.tensor_forget(entry.handle)
 
 
@@ -344,24 +344,24 @@ def look(entries):
     pairs = [(e.parameter(), e) for e in entries]
     layouts = (ctypes.c_uint64 * len(pairs))(*[tensors.layout(p) for p, _ in pairs])
     away = (ctypes.c_uint8 * max(len(pairs), 1))()
-    found = core.homes_check(handles(entries), core.pointers([p.data_ptr() for p, _ in pairs]),
-                            layouts, len(pairs), away)
+    found = core.bindings_check(handles(entries), core.pointers([p.data_ptr() for p, _ in pairs]),
+                               layouts, len(pairs), away)
     return away if found else None
 
 
 def settle(grp, entries, states):
     """On every rank together: the store takes the memory that the script gave parameters, or the parameters leave the store
-    (interpose/store/home.h). `states`: for each entry, (a digest of its optimizer states, whether one lies outside of the
+    (interpose/store/binding.h). `states`: for each entry, (a digest of its optimizer states, whether one lies outside of the
     store, whether something else can reach that one). Returns the entries that left."""
-    homes = (core.Home * max(len(entries), 1))()
-    for entry, home, (digest, away, reached) in zip(entries, homes, states):
+    claims = (core.BindingClaim * max(len(entries), 1))()
+    for entry, claim, (digest, away, reached) in zip(entries, claims, states):
         p = entry.parameter()
-        home.address, home.layout, home.bytes, home.states = p.data_ptr(), tensors.layout(p), tensors.extent(p), digest
-        home.flags = (core.HOME_WHOLE * tensors.owns_whole_storage(p) | core.HOME_STATES_AWAY * away
-                      | core.HOME_STATES_REACHED * reached)
+        claim.address, claim.layout, claim.bytes, claim.states = p.data_ptr(), tensors.layout(p), tensors.extent(p), digest
+        claim.flags = (core.BINDING_WHOLE * tensors.owns_whole_storage(p) | core.BINDING_STATES_AWAY * away
+                       | core.BINDING_STATES_REACHED * reached)
     verdicts = (ctypes.c_uint8 * max(len(entries), 1))()
-    core.homes_settle(grp.handle, handles(entries), homes, len(entries), verdicts)
-    left = [e for e, verdict in zip(entries, verdicts) if verdict == core.HOME_LEAVES and e.shared]
+    core.bindings_settle(grp.handle, handles(entries), claims, len(entries), verdicts)
+    left = [e for e, verdict in zip(entries, verdicts) if verdict == core.BINDING_ENDS and e.shared]
     for entry in left:
         entry.shared, entry.has_left = False, True
     return left

@@ -249,14 +249,14 @@ class Across:
         """The sum over the lane, at the keeper only: its own values, then those of the other nodes in their order."""
         keeps = node == self.place.node
         for piece in tensor.split(REDUCE_BYTES // tensor.element_size()):
-            parts = [torch.empty_like(piece) for _ in self.lane_ranks] if keeps else None
-            yield dist.gather(piece, parts, self.lane_ranks[node], group=self.lane, async_op=True)
+            pieces = [torch.empty_like(piece) for _ in self.lane_ranks] if keeps else None
+            yield dist.gather(piece, pieces, self.lane_ranks[node], group=self.lane, async_op=True)
             if not keeps:
                 core.node_bytes_add(piece.nbytes)
                 continue
-            for other, part in enumerate(parts):
+            for other, theirs in enumerate(pieces):
                 if other != node:
-                    piece.add_(part)
+                    piece.add_(theirs)
 
 
 _singles = []  # the Across whose larger sums one node only keeps

@@ -2,7 +2,7 @@
 nodes, all-reduces, broadcasts and barriers do so in part.
 
 Nothing is replaced unless gloo's objects have the layouts that the core expects (a process group of one rank shows that, once
-per process), and all ranks of a group agree when they make it, over its store."""
+per process), and all ranks of a process group agree when they make it, over PyTorch's store of it."""
 import ctypes
 import hashlib
 import secrets
@@ -11,12 +11,12 @@ from datetime import timedelta
 
 from .. import core
 
-_PATIENCE = timedelta(seconds=30)  # for ranks that make the same group
+_PATIENCE = timedelta(seconds=30)  # for ranks that make the same process group
 _TIMEOUT_MS = 54321  # an unusual number, to be found again
 _THREADS = 2  # of a process group of gloo
 
 _holds, _leads = None, False
-_kept = {}  # groups of leaders, by their ids
+_kept = {}  # process groups of leaders, by their ids
 
 
 def wanted():

@@ -32,14 +32,14 @@ def _wrap(numpy, draw):
         place = randomness.place_of(made.shape) if isinstance(made, numpy.ndarray) else None
         if place is None:
             return made
-        part, dimension, rows = place
-        whole = (*made.shape[:dimension], part.count * rows, *made.shape[dimension + 1:])
+        batch, dimension, rows = place
+        whole = (*made.shape[:dimension], batch.count * rows, *made.shape[dimension + 1:])
         arguments = _for_shape(args, kwargs, made.shape, whole)
         if arguments is None:
             randomness.note_loose()
             return made
         numpy.random.set_state(before)
-        own = slice(part.first * rows, (part.first + part.size) * rows)
+        own = slice(batch.first * rows, (batch.first + batch.size) * rows)
         return draw(*arguments[0], **arguments[1])[(slice(None),) * dimension + (own,)].copy()
 
     wrapper.__module__ = "numpy.random"  # by which it is pickled

@@ -130,12 +130,12 @@ class Auditor:
         return not self.in_fork and not self.job.rank and (
             self.left > 0 or self.every > 0 and (self.delivered + 1) % self.every == 0)
 
-    def batch_handed_out(self, split, part, whole_batch):
-        """Rank 0 hands out its part of a batch. Returns that part, or in a fork the whole batch. `whole_batch()` makes it; None:
+    def batch_handed_out(self, split, local, whole_batch):
+        """Rank 0 hands out its local batch. Returns that one, or in a fork the whole batch. `whole_batch()` makes it; None:
         it cannot be made here."""
         if self.board is not None and not self.compared:  # another batch for the same backward: the fork draws its own
-            split.drawn_ahead = True  # ... or for a later one, while the script still holds this part
-            return part
+            split.drawn_ahead = True  # ... or for a later one, while the script still holds this one
+            return local
         self.stop()
         due = self.due
         self.delivered += 1
@@ -144,7 +144,7 @@ class Auditor:
                 return whole_batch()
             except BaseException as error:
                 self._fail(error)
-        return part
+        return local
 
     def boundary_reached(self):
         """The outermost call of a model begins, which the ranks divide. True in a fork, which computes it whole."""
@@ -334,7 +334,7 @@ class Auditor:
             self._refuse(found)
 
     def _compare(self, outputs):
-        parts, found = self.gradients.ended(), core.Audit(verdict=core.AUDIT_UNKNOWN)
+        split, found = self.gradients.ended(), core.Audit(verdict=core.AUDIT_UNKNOWN)
         loose = randomness.drawn_loosely()
         if not self._wait():
             _, state, why = self.board.told
@@ -344,9 +344,9 @@ class Auditor:
             return found
         whole_loss, half, whole = self.board.take(self.compared)
         self.compared += 1
-        found.whole_loss, found.parts_loss, found.ranks = whole_loss, _loss_of(outputs), self.job.world
+        found.whole_loss, found.split_loss, found.ranks = whole_loss, _loss_of(outputs), self.job.world
         found.rounding = core.AUDIT_LOOSE if loose else core.AUDIT_HALF if half else core.AUDIT_SINGLE
-        core.audit_compare(whole, parts, len(self.entries), found)
+        core.audit_compare(whole, split, len(self.entries), found)
         if found.verdict == core.AUDIT_EQUAL:
             self.found_equal = True
             core.event_audit(found.difference)
@@ -370,14 +370,14 @@ class Auditor:
     def _refuse(self, found):
         if found.verdict == core.AUDIT_SUM:
             raise core.GroupError(f"castor: the loss is a sum over the batch's samples ({found.whole_loss:.5g}), and was taken for a mean "
-                                  f"({found.parts_loss:.5g} on {self.job.world} ranks): set CASTOR_LOSS=sum")
+                                  f"({found.split_loss:.5g} on {self.job.world} ranks): set CASTOR_LOSS=sum")
         entries = self.job.synchronizer.entries
         p = entries[found.worst].parameter() if found.worst < len(entries) else None
         advice = "Run this script on one rank" if self.job.boundary.divides else "Leave CASTOR_BATCH=loader out"
         where = "" if p is None else f", most for shape {tuple(p.shape)}"
         raise core.GroupError(
             f"castor: this batch cannot be split: whole, its loss is {found.whole_loss:.5g} and its gradients' norm {found.whole_norm:.4g}; "
-            f"the parts of {self.job.world} ranks have {found.parts_loss:.5g} and {found.parts_norm:.4g} (they differ by {found.difference:.2g}"
+            f"the parts of {self.job.world} ranks have {found.split_loss:.5g} and {found.split_norm:.4g} (they differ by {found.difference:.2g}"
             f"{where}). {advice}, say by CASTOR_LOSS what the loss is, or accept it by CASTOR_AUDIT=0")
 
 

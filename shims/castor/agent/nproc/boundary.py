@@ -63,26 +63,26 @@ class Boundary:
             return self._call_in_fork(stock, module, args, kwargs)
         if not self._able() or not self._holds_registered(module):
             return stock(module, *args, **kwargs)
-        parts = list(module.named_modules())
-        form = self.trials.of(module, parts, (args, kwargs))
+        modules = list(module.named_modules())
+        form = self.trials.of(module, modules, (args, kwargs))
         try:
             if form.whole:
                 raise rows.Apart("by rows it has other results", 3)
-            why = _why_whole(parts)
+            why = _why_whole(modules)
             if why:
                 raise rows.Apart(why)
             division, own_args, own_kwargs = self._divide(module, args, kwargs, form)
         except rows.Apart as error:
             return self._whole(stock, module, args, kwargs, error)
         if form.due:
-            return self._tried(stock, module, parts, args, kwargs, form, division, own_args, own_kwargs)
+            return self._tried(stock, module, modules, args, kwargs, form, division, own_args, own_kwargs)
         if torch.is_grad_enabled():
             if audit.boundary_reached():
                 return self._call_in_fork(stock, module, args, kwargs)
             self.used = True
             self._divisions.add(division)
         core.event_call(1)
-        held, given = contents.Versions(parts), contents.Given((args, kwargs), (own_args, own_kwargs))
+        held, given = contents.Versions(modules), contents.Given((args, kwargs), (own_args, own_kwargs))
         result, raised = None, None
         try:
             result = self._rows_of(stock, module, division, own_args, own_kwargs)
@@ -118,12 +118,12 @@ class Boundary:
 
     def _rows_of(self, stock, module, division, args, kwargs):
         with self._within(division):
-            division.part.look_at((args, kwargs))
+            division.local_batch.look_at((args, kwargs))
             return stock(module, *args, **kwargs)
 
-    def _tried(self, stock, module, parts, args, kwargs, form, division, own_args, own_kwargs):
+    def _tried(self, stock, module, modules, args, kwargs, form, division, own_args, own_kwargs):
         """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
-        before, given = contents.Snapshot(parts), contents.Given((args, kwargs), (own_args, own_kwargs), keeps=True)
+        before, given = contents.Snapshot(modules), contents.Given((args, kwargs), (own_args, own_kwargs), keeps=True)
         self._shared += [(path, tensor, self._age()) for path, tensor in before.shared]
         made, changes, why = None, {}, ""
         try:
@@ -180,7 +180,7 @@ class Boundary:
         """What runs here computes the rows of a division."""
         weight, self.job.weight, self.division = self.job.weight, division.size / division.count, division
         try:
-            with randomness.within(division.part):
+            with randomness.within(division.local_batch):
                 yield
         finally:
             self.job.weight, self.division = weight, None
@@ -245,7 +245,7 @@ class Boundary:
             raise rows.Apart("a batch has fewer rows than there are ranks", 3)
         division = rows.Division(self.job, count)
 
-        def part_of(leaf, path):
+        def rows_in(leaf, path):
             dimension = form.arguments.get(path)
             if isinstance(leaf, torch.Tensor) and not _is_of_model(leaf):
                 if dimension is not None:
@@ -254,7 +254,7 @@ class Boundary:
                 return rows.Same.apply(leaf, division) if leaf.requires_grad else leaf
             return leaf if dimension is None else leaf[division.first:division.last]
 
-        return (division, *rows.mapped((args, kwargs), part_of, "", _is_column))
+        return (division, *rows.mapped((args, kwargs), rows_in, "", _is_column))
 
     def _dimensions(self, module):
         """The dimension that may be the batch's, and how many rows it must have; 0: any number."""
@@ -440,11 +440,11 @@ def _batch_of(tensors, place):
 _OF_ALL_MODULES = [value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and name.endswith("_hooks")]
 
 
-def _why_whole(parts):
-    """Why calls of a module of these parts (name, module) are not divided; empty: they may be."""
+def _why_whole(modules):
+    """Why calls of a module with these submodules (name, module) are not divided; empty: they may be."""
     if any(_is_of_script(hook) for hooks in _OF_ALL_MODULES for hook in hooks.values()):
         return "a hook of the script looks into all modules"
-    for name, m in parts:
+    for name, m in modules:
         if not type(m).__module__.startswith("torch.") and any(hasattr(type(value), "__next__") for value in vars(m).values()):
             return f"{name or 'it'} holds an iterator, which a trial would use up"
         for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks):

@@ -94,10 +94,10 @@ def _is_object(item):
     return issubclass(kind, _OBJECTS) or not _is_others(kind.__module__)
 
 
-def _variables_of(parts):
-    """The script's variables that a call of a module of these parts can reach: dicts. Without this look at callers' frames the case
+def _variables_of(modules):
+    """The script's variables that a call of a module with these submodules can reach: dicts. Without this look at callers' frames the case
     variables_of_a_function of kept.py (semantics) fails."""
-    forwards = [f for f in {getattr(type(m), "forward", None) for _, m in parts} if isinstance(f, types.FunctionType)]
+    forwards = [f for f in {getattr(type(m), "forward", None) for _, m in modules} if isinstance(f, types.FunctionType)]
     found = [vars(m) for name, m in list(sys.modules.items()) if isinstance(m, types.ModuleType) and _is_scripts(name)]
     found += [f.__globals__ for f in forwards if not _is_others(f.__module__)]
     found += [_Cells(f) for f in forwards if f.__closure__]
@@ -111,16 +111,16 @@ def _variables_of(parts):
     return found
 
 
-def _namespaces_of(parts, reaches):
-    """[(path, object, its variables)] of the modules that `parts` names. If it `reaches` further, also of the objects that they refer to, and the script's variables."""
+def _namespaces_of(modules, reaches):
+    """[(path, object, its variables)] of `modules`. If it `reaches` further, also of the objects that they refer to, and the script's variables."""
     found = {}
-    for name, m in parts:
+    for name, m in modules:
         scripted = isinstance(m, torch.jit.ScriptModule)
         variables = {"_parameters": dict(m.named_parameters(recurse=False)), "_buffers": dict(m.named_buffers(recurse=False))} if scripted else vars(m)
         found[id(m)] = f"{name}.".lstrip("."), None if scripted else m, variables
     if not reaches:
         return list(found.values())
-    for variables in _variables_of(parts):
+    for variables in _variables_of(modules):
         found[id(variables)] = "", None, variables
     reached = list(found.values())
     while reached and len(found) < OBJECTS:
@@ -203,8 +203,8 @@ class Versions:
     """What a module's tensors and numbers are, to see what a call changes. It looks at what most modules have without their paths, since every
     call needs it."""
 
-    def __init__(self, parts):
-        self.namespaces = _namespaces_of(parts, reaches=False)
+    def __init__(self, modules):
+        self.namespaces = _namespaces_of(modules, reaches=False)
         self.before = [dict(variables) for _, _, variables in self.namespaces]
         self.tensors = {id(t): _version(t) for t in self._tensors()}
         self.numbers = {key: _noted(value) for _, key, value in self._in_containers() if not isinstance(value, torch.Tensor)}
@@ -254,14 +254,14 @@ def _differ(one, other):
 class Snapshot:
     """All that a call may change, and the random numbers."""
 
-    def __init__(self, parts):
-        self.states, self.namespaces = streams.states(), _namespaces_of(parts, reaches=True)
+    def __init__(self, modules):
+        self.states, self.namespaces = streams.states(), _namespaces_of(modules, reaches=True)
         self.before = [(item, type(item), variables, dict(variables)) for _, item, variables in self.namespaces]
         self.generators = [(g, streams.state_of(g)) for g in _generators_of(self.namespaces)]
         self.tensors, self.numbers, self.shared = {}, {}, []  # shared: (path, reference) of tensors that other processes may have
         self.containers = [(value, _copied(value)) for item, *_, before in self.before if isinstance(item, torch.nn.Module)
                            for value in before.values() if isinstance(value, _CONTAINERS)]  # a lazy module's hooks
-        buffers = {id(b) for _, m in parts for b in m._buffers.values()}
+        buffers = {id(b) for _, m in modules for b in m._buffers.values()}
         kept = small = 0
         for path, key, value in _all(self.namespaces):
             if not isinstance(value, torch.Tensor):

@@ -25,8 +25,8 @@ def _drawable(tensor):
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
-def _rows(part, dimension, rows):
-    return dimension, part.first * rows, part.size * rows
+def _rows(batch, dimension, rows):
+    return dimension, batch.first * rows, batch.size * rows
 
 
 def whole_like(tensor, dimension, length):
@@ -42,11 +42,11 @@ def whole_like(tensor, dimension, length):
 
 def _widened(tensor, dims, place):
     """The tensor extended to the whole batch, if it has this rank's rows. The other rows repeat these."""
-    part, dimension, rows = place
+    batch, dimension, rows = place
     from_end = dims - dimension
-    if tensor.dim() < from_end or tensor.shape[-from_end] != part.size * rows:
+    if tensor.dim() < from_end or tensor.shape[-from_end] != batch.size * rows:
         return tensor
-    index = (torch.arange(part.count * rows, device=tensor.device) - part.first * rows) % (part.size * rows)
+    index = (torch.arange(batch.count * rows, device=tensor.device) - batch.first * rows) % (batch.size * rows)
     return tensor.index_select(tensor.dim() - from_end, index)
 
 
@@ -98,8 +98,8 @@ class _Fill(_Operation):
             return self.plainly(keys, (tensor, *args), kwargs)
         if place is randomness.LOOSE:
             return self.loosely(keys, (tensor, *args), kwargs, tensor.device)
-        part, dimension, rows = place
-        whole = whole_like(tensor, dimension, part.count * rows)
+        batch, dimension, rows = place
+        whole = whole_like(tensor, dimension, batch.count * rows)
         args = [_widened(a.expand(tensor.shape), tensor.dim(), place) if isinstance(a, torch.Tensor) else a for a in args]
         self.plainly(keys, (whole, *args), kwargs)
         tensor.copy_(whole.narrow(*_rows(*place)))
@@ -154,17 +154,17 @@ def _none_of_samples(operation, tensor):
 
 
 class _Permutation(_Operation):
-    """A permutation of the part's samples: a permutation of the whole batch, of which the part's indices are kept."""
+    """A permutation of the local batch's samples: a permutation of the whole one, of which the local indices are kept."""
 
     def __call__(self, keys, count, *args, **kwargs):
         out = kwargs["out"]
-        part = randomness.latest_part() if randomness.splits() else None
-        if part is None or count != part.size or kwargs.get("generator") is not None or not _drawable(out):
+        batch = randomness.latest() if randomness.splits() else None
+        if batch is None or count != batch.size or kwargs.get("generator") is not None or not _drawable(out):
             return self.plainly(keys, (count, *args), kwargs)
         randomness.note_loose()
-        whole = torch.empty(part.count, dtype=out.dtype, device=out.device)
-        self.plainly(keys, (part.count, *args), {**kwargs, "out": whole})
-        return out.resize_(count).copy_(whole[(whole >= part.first) & (whole < part.last)] - part.first)
+        whole = torch.empty(batch.count, dtype=out.dtype, device=out.device)
+        self.plainly(keys, (batch.count, *args), {**kwargs, "out": whole})
+        return out.resize_(count).copy_(whole[(whole >= batch.first) & (whole < batch.last)] - batch.first)
 
 
 class _For(_Operation):

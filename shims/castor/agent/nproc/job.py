@@ -49,7 +49,7 @@ class Job(script_process.Process):
         self.audited = False  # rank 0's fork computes the whole of this batch
 
     @property
-    def in_parts(self):
+    def is_divided(self):
         """Whether each rank has its part of the batch: the loop's batches come from a loader that splits them, or a model computes its rows."""
         return self.source() is not None or self.boundary.division is not None
 
@@ -135,7 +135,7 @@ class Job(script_process.Process):
     def _check_counts(self):
         """Several loaders' batches in one loss: this rank's part must weigh the same in each of them."""
         counts, self.counts = self.counts or (), None
-        if len({tuple(loaders.part_of(count, rank, self.world)[2] for rank in range(self.world)) for count in counts}) > 1:
+        if len({tuple(loaders.local_batch_of(count, rank, self.world)[2] for rank in range(self.world)) for count in counts}) > 1:
             raise core.Error(f"castor: batches of {' and '.join(map(str, sorted(counts)))} samples were drawn for one "
                              f"backward, and {self.world} ranks cannot split them alike: use batch sizes that {self.world} "
                              "divides (and drop_last=True), or CASTOR_BATCH=scale")
@@ -243,7 +243,7 @@ class Job(script_process.Process):
     def _show_mean(self, shown):
         """Sets the losses to those of the whole batch, which the script prints and its schedulers see."""
         values = [self.share * loss.item() if self.share else 0.0 for loss in shown]
-        every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3], float(self.in_parts), *streams.digest()], "the loss")
+        every = self.group.gather([float(len(shown)), self.batch, *(values + 3 * [0.0])[:3], float(self.is_divided), *streams.digest()], "the loss")
         if any(row[1] != every[0][1] for row in every):
             ranks = [r for r, row in enumerate(every) if row[1] != every[0][1]]
             raise core.GroupError(f"castor: rank 0 and rank {ranks[0]} drew different batches from their DataLoaders: seed "
@@ -343,7 +343,7 @@ def _watch_requires_grad(job):
         @functools.wraps(stock)
         def requires_grad_(self, requires_grad=True):
             result = stock(self, requires_grad)
-            if requires_grad and job.in_parts and self.is_leaf and not isinstance(self, torch.nn.Parameter):
+            if requires_grad and job.is_divided and self.is_leaf and not isinstance(self, torch.nn.Parameter):
                 key = id(self)
                 job.of_batch[key] = weakref.ref(self, lambda _: job.of_batch.pop(key, None))
             return result

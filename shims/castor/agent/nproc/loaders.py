@@ -18,7 +18,7 @@ from .. import core, patching
 from ..common import store
 from ..process import iterations
 from . import randomness, streams
-from .rows import part_of
+from .rows import local_batch_of
 
 
 LOOKED_AT = 50  # batches that are trained on
@@ -37,7 +37,7 @@ class PartOfSamples:
     def __call__(self, samples):
         if self.whole:
             return [len(samples), self.collation.collate(samples), None]
-        first, last, _ = part_of(len(samples), self.rank, self.world)
+        first, last, _ = local_batch_of(len(samples), self.rank, self.world)
         self.audits -= 1
         return [len(samples), *self.collation(samples, first, last, self.audits >= 0)]
 
@@ -63,45 +63,45 @@ class _Split:
     """How the ranks split the batches of one iteration.
 
     An iteration that begins in evaluation mode hands out whole batches. Trainers begin an epoch so, after an evaluation, and
-    call model.train() when they have the first batches. Once every batch handed out has had its backward(), parts follow. The
-    batches that the script holds at a time are all whole or all parts, since each kind has random numbers of its own."""
+    call model.train() when they have the first batches. Once every batch handed out has had its backward(), local batches follow. The
+    batches that the script holds at a time are all whole or all local, since each kind has random numbers of its own."""
 
     def __init__(self, job, iterator, loader):
         self.job, self.iterator, self.loader = job, weakref.ref(iterator), weakref.ref(loader)
         self.audits = job.audit.first if job.rank == 0 else 0  # how many of the first batches are wanted whole, too
         self.in_whole = False  # the dataset draws random numbers, so that its batches cannot be made a second time
-        self.drawn = collections.deque()  # batches not yet delivered: (arguments of Job.batch_delivered, indices, are parts made)
+        self.drawn = collections.deque()  # batches not yet delivered: (arguments of Job.batch_delivered, indices, is it divided)
         self.drawn_ahead = False  # a batch is drawn while the script trains on an earlier one (audit.py)
         self.ahead = iterations.fetched_ahead(loader)  # the loader fetches the next batch before it hands out one (Accelerate)
         self.fetched = None  # the arguments of Job.batch_delivered for that next batch
-        self.parts = not job.evaluating  # parts are handed out, and no whole batches
+        self.divided = not job.evaluating  # local batches are handed out, and no whole ones
         self.backwards = job.backwards
         self.handed = -1 if self.ahead else 0  # whole batches handed out so far
-        self.left = None  # whole batches that are still handed out before the parts
+        self.left = None  # whole batches that are still handed out before local ones
 
     def indices(self, sampler_iter):
         for batch in sampler_iter:
             batch = list(batch)
-            first, last, weight = part_of(len(batch), self.job.rank, self.job.world)
+            first, last, weight = local_batch_of(len(batch), self.job.rank, self.job.world)
             digest = float(zlib.crc32(repr(batch).encode()))
-            self.drawn.append(((weight, digest, len(batch)), batch, self.parts))
-            if not self.parts:
+            self.drawn.append(((weight, digest, len(batch)), batch, self.divided))
+            if not self.divided:
                 yield batch
                 continue
             self.audits -= 1
             yield streams.Indices(batch, first, last, self.audits >= 0)
 
     def look_for_training(self):
-        """Decides whether the batch that is handed out next is a part."""
+        """Decides whether the batch that is handed out next is divided."""
         job = self.job
-        if self.parts:
+        if self.divided:
             return
         if self.left is None and 0 < self.handed <= job.backwards - self.backwards and not job.evaluating:
             # With `ahead` the script gets a whole batch now, and as many batches as were handed out may belong together.
             self.left = self.handed - 1 if self.ahead else 0
         self.handed += 1
-        self.parts = self.left == 0
-        self.drawn_ahead = self.ahead and self.parts  # the script still has a whole batch
+        self.divided = self.left == 0
+        self.drawn_ahead = self.ahead and self.divided  # the script still has a whole batch
         if self.left:
             self.left -= 1
 
@@ -122,7 +122,7 @@ class _Split:
             return
         job.split_seen, job.source = True, self.iterator
         job.batch_delivered(*fetched)
-        first, last, _ = part_of(count, job.rank, job.world)
+        first, last, _ = local_batch_of(count, job.rank, job.world)
         randomness.begin(self.iterator, first, last, count)
 
     def hand_out_whole(self, data):
@@ -134,8 +134,8 @@ class _Split:
         kind, audit = iterator._castor_kind, self.job.audit
         self.look_for_training()
         if kind == BY_INDEX:
-            fetched, batch, made_for_rank = self.drawn.popleft()
-            if not made_for_rank:
+            fetched, batch, divided = self.drawn.popleft()
+            if not divided:
                 return self.deliver_of_whole(data, fetched)
             self.hand_out(fetched)
             self.in_whole, data, whole = data
@@ -144,20 +144,20 @@ class _Split:
             return audit.batch_handed_out(self, data, lambda: self.whole_batch(iterator, batch))
         if kind == BY_SAMPLES:
             count, data, whole = data
-            self.hand_out((part_of(count, self.job.rank, self.job.world)[2], float(count), count))
+            self.hand_out((local_batch_of(count, self.job.rank, self.job.world)[2], float(count), count))
             return audit.batch_handed_out(self, data, whole and functools.partial(whole.batch, iterator._collate_fn.collation.collate))
-        return audit.batch_handed_out(self, self._cut(data), lambda: data) if self.parts else self.hand_out_whole(data)
+        return audit.batch_handed_out(self, self._cut(data), lambda: data) if self.divided else self.hand_out_whole(data)
 
     def deliver_of_whole(self, data, fetched):
         """Delivers a batch that was drawn while whole batches were handed out."""
-        part, found = data, False
-        if self.parts:
-            first, last, _ = part_of(fetched[2], self.job.rank, self.job.world)
-            part, found = streams.cut(data, functools.partial(streams.is_column, count=fetched[2]), first, last)
+        local, found = data, False
+        if self.divided:
+            first, last, _ = local_batch_of(fetched[2], self.job.rank, self.job.world)
+            local, found = streams.cut(data, functools.partial(streams.is_column, count=fetched[2]), first, last)
         if not found:
             return self.hand_out_whole(data)
         self.hand_out(fetched)
-        return self.job.audit.batch_handed_out(self, part, lambda: data)
+        return self.job.audit.batch_handed_out(self, local, lambda: data)
 
     @staticmethod
     def whole_batch(iterator, batch):
@@ -194,7 +194,7 @@ class _Split:
         if len({*sizes}) > 1:
             self.job.say("a DataLoader that makes no batches itself gives tensors of different lengths: what is as long as the "
                          "first of them is cut. Let the loader batch the samples where that is not what a batch has", 1)
-        first, last, weight = part_of(sizes[0], self.job.rank, self.job.world)
+        first, last, weight = local_batch_of(sizes[0], self.job.rank, self.job.world)
         self.hand_out((weight, float(sizes[0]), sizes[0]))
         return streams.cut(data, functools.partial(streams.is_column, count=sizes[0]), first, last)[0]
 
@@ -234,7 +234,7 @@ def _kind_of(loader):
 
 
 def _restart_workers(loader):
-    """Persistent workers collate as at their start, parts or whole batches. For the other kind they are started anew. That draws
+    """Persistent workers collate as at their start, local or whole batches. For the other kind they are started anew. That draws
     a random number, so the generator's state is restored."""
     loader._iterator = None
     generator = torch.default_generator if loader.generator is None else loader.generator

@@ -195,14 +195,14 @@ class Measure:
             kind, count = core.TERM_OTHER, 0.0
         self._later.append((kind, count, node))
 
-    def looks_like_sum(self, samples, part, rows):
-        """Whether some term is a sum over the samples of a part (`part` of the batch's `samples`) that was not divided by their
-        number. A divisor is another number if `rows`, of all ranks, are equal, and it is smaller than the part or a multiple of
+    def looks_like_sum(self, samples, local, rows):
+        """Whether some term is a sum over the samples of a local batch (`local` of the batch's `samples`) that was not divided by their
+        number. A divisor is another number if `rows`, of all ranks, are equal, and it is smaller than that or a multiple of
         the batch."""
         same = all(row == rows[0] for row in rows)
         for position, (kind, count) in enumerate(self.terms):
             numel = self.numel.get(position, 0)
-            of_script = same and not isinstance(count, Counted) and count != numel and (count < part or count % samples == 0)
+            of_script = same and not isinstance(count, Counted) and count != numel and (count < local or count % samples == 0)
             if kind == core.TERM_SUM and numel > 1 or kind == core.TERM_SUM_DIVIDED and of_script:
                 return True
         return False

@@ -1,11 +1,11 @@
 """Random numbers of a step over a split batch: which of them belong to samples.
 
-Numbers for the samples of this rank's part are drawn in the whole batch's shape, and the part's rows are kept (draws.py,
+Numbers for the samples of the local batch are drawn in the whole batch's shape, and the local rows are kept (draws.py,
 arrays.py). So they are those of the single process, bit for bit, and all ranks' generators stay in one state. Numbers for no
 sample (a coin, a permutation of layers) are drawn unchanged, alike on all ranks.
 
 The samples' dimension follows from the shape, and from the tensor that the numbers are drawn for, if there is one (dropout,
-randn_like). Nothing else shows it: if the first dimension of a tensor just happens to be as long as the part, it is taken for
+randn_like). Nothing else shows it: if the first dimension of a tensor just happens to be as long as the local batch, it is taken for
 the samples'."""
 import contextlib
 import sys
@@ -19,17 +19,17 @@ from .. import core
 from ..common import store
 
 _NODES = 64  # of a graph that are looked at, at most
-_PARTS = 4  # batches of several loaders, in one step
+_BATCHES = 4  # batches of several loaders, in one step
 _SITES = 1000
 
 
-class Part:
+class LocalBatch:
     """Rows [first, last) of a batch of `count`, and the other dimensions of its tensors."""
 
     def __init__(self, first, last, count):
         self.first, self.last, self.count, self.size = first, last, count, last - first
         self.lengths = {1}  # other dimensions
-        self.blocks = set()  # their products: a first dimension may be longer than the part by such a factor
+        self.blocks = set()  # their products: a first dimension may be longer than the local batch by such a factor
         self.whole_drawn = False  # the script draws numbers for the whole batch, on each rank
 
     def look_at(self, data):
@@ -66,15 +66,15 @@ class _Here(threading.local):
 
 here = _Here()
 _job = None
-_parts = []  # of the step, the latest last
-_parts_from = _whole_from = lambda: None  # weak references to the iterators that gave the last part, and since then whole batches
+_batches = []  # of the step, the latest last
+_local_from = _whole_from = lambda: None  # weak references to the iterators that gave the last local batch, and since then whole batches
 _used = False  # a backward has used them
 _waiting = 0  # batches that the script has, and no backward has used
 _ended = False  # the iterator has no more batches
 _inside = False  # a model computes this rank's rows of a batch that the script has whole (boundary.py)
 _loose = False
-_fixed = set()  # (place in the script, shape) that were drawn while the part had another length
-_of_samples = set()  # (place, shape without the first dimension), where that was as long as the part
+_fixed = set()  # (place in the script, shape) that were drawn while the local batch had another length
+_of_samples = set()  # (place, shape without the first dimension), where that was as long as the local batch
 _parameters = (0, {})  # how many are registered, and address: parameter
 
 
@@ -84,39 +84,39 @@ _parameters = (0, {})  # how many are registered, and address: parameter
 def begin(iterator, first, last, count):
     """The script gets rows [first, last) of a batch of `count`. `iterator`: a weak reference to the one that gives them."""
     _begin(iterator)
-    _parts.append(Part(first, last, count))
-    del _parts[:-_PARTS]
+    _batches.append(LocalBatch(first, last, count))
+    del _batches[:-_BATCHES]
 
 
 def begin_plain(iterator):
     """The script gets a whole batch, to train on it: each rank draws what the single process does."""
     _begin(iterator)
-    _parts.clear()
+    _batches.clear()
 
 
 def _begin(iterator):
-    global _used, _waiting, _ended, _parts_from, _whole_from
-    _parts_from, _whole_from, _ended = iterator, lambda: None, False
+    global _used, _waiting, _ended, _local_from, _whole_from
+    _local_from, _whole_from, _ended = iterator, lambda: None, False
     if _used:
-        _parts.clear()
+        _batches.clear()
         _used, _waiting = False, 0
     _waiting += 1
 
 
 @contextlib.contextmanager
-def within(part):
-    """A model computes the rows of `part`, of a batch that the script has whole."""
+def within(local_batch):
+    """A model computes the rows of `local_batch`, of a batch that the script has whole."""
     global _inside
-    _parts[:], _inside = [part], True
+    _batches[:], _inside = [local_batch], True
     try:
         yield
     finally:
-        _parts[:], _inside = [], False
+        _batches[:], _inside = [], False
 
 
 def look_at(data):
-    if _parts:
-        _parts[-1].look_at(data)
+    if _batches:
+        _batches[-1].look_at(data)
 
 
 def begin_whole(iterator):
@@ -130,7 +130,7 @@ def end(iterator):
     global _whole_from, _ended
     if _whole_from() is iterator:
         _whole_from = lambda: None  # noqa: E731
-    if _parts_from() is iterator:
+    if _local_from() is iterator:
         _ended = True
         _forget_used()
     return _waiting > 0
@@ -143,10 +143,10 @@ def used():
 
 
 def _forget_used():
-    global _parts_from
+    global _local_from
     if _ended and not _waiting:
-        _parts_from = lambda: None  # noqa: E731
-        _parts.clear()
+        _local_from = lambda: None  # noqa: E731
+        _batches.clear()
 
 
 def note_loose():
@@ -175,13 +175,13 @@ def plain():
         here.plain -= 1
 
 
-def latest_part():
-    return _parts[-1]
+def latest():
+    return _batches[-1]
 
 
 def splits():
     """Whether draws belong to a step over a split batch now."""
-    if not _parts or here.plain or _job.distributed or not store.active():
+    if not _batches or here.plain or _job.distributed or not store.active():
         return False
     return _inside or _whole_from() is None or torch.is_grad_enabled() and not _job.evaluating
 
@@ -199,7 +199,7 @@ def _site():
 
 
 def _varies(shape):
-    """Whether a first dimension as long as the part varies with it, and is no constant of the script."""
+    """Whether a first dimension as long as the local batch varies with it, and is no constant of the script."""
     site = _site()
     if (site, shape) in _fixed:
         return False
@@ -259,16 +259,16 @@ LOOSE = object()
 
 
 def place_of(shape, source=None):
-    """(part, dimension, rows for each sample) of numbers of this shape; None: they belong to no samples. LOOSE: they do,
+    """(LocalBatch, dimension, rows for each sample) of numbers of this shape; None: they belong to no samples. LOOSE: they do,
     but nothing shows which belong to which."""
     if not shape or 0 in shape:
         return None
     certain = source is not None and source.grad_fn is not None
-    for part in reversed(_parts):
-        found = part.dimension(shape, certain)
+    for batch in reversed(_batches):
+        found = batch.dimension(shape, certain)
         if found is not None:
-            return None if source is not None and _of_parameters(source) else (part, *found)
-    if certain and not any(part.whole_drawn and part.count == shape[0] for part in _parts):
+            return None if source is not None and _of_parameters(source) else (batch, *found)
+    if certain and not any(batch.whole_drawn and batch.count == shape[0] for batch in _batches):
         return None if _of_parameters(source) else LOOSE
     if source is None:
         _remember(_fixed, (_site(), shape))

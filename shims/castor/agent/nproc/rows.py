@@ -97,10 +97,10 @@ def refuse_many():
         raise core.GroupError("castor: the ranks cannot exchange the rows of many gradients at a time: leave vectorize=True, or is_grads_batched=True, out")
 
 
-def part_of(count, rank, world):
+def local_batch_of(count, rank, world):
     """A rank's range of `count` samples, and its weight."""
     first, last = c_uint64(), c_uint64()
-    weight = core.batch_part(count, rank, world, byref(first), byref(last))
+    weight = core.local_batch(count, rank, world, byref(first), byref(last))
     return first.value, last.value, weight
 
 
@@ -109,11 +109,11 @@ class Division:
 
     def __init__(self, job, count):
         self.job, self.count, self.rank, self.world = job, count, job.rank, job.world
-        self.bounds = [part_of(count, rank, job.world)[:2] for rank in range(job.world)]
+        self.bounds = [local_batch_of(count, rank, job.world)[:2] for rank in range(job.world)]
         self.first, self.last = self.bounds[self.rank]
         self.size = self.last - self.first
         self.largest = max(last - first for first, last in self.bounds)
-        self.part = randomness.Part(self.first, self.last, count)
+        self.local_batch = randomness.LocalBatch(self.first, self.last, count)
         self.went_back = False  # a backward has gone through the call's results
         self.hooked = False  # the script wants to see, or change, gradients inside of the call
         self.totals = {}  # of the losses that the call returns, by their paths: the sum over the ranks
@@ -128,18 +128,18 @@ class Division:
             return _Rows.apply(tensor, self, dimension, each)
         return self.rows_of(tensor, dimension, each)
 
-    def whole(self, part, dimension=0, each=1):
+    def whole(self, own, dimension=0, each=1):
         """The whole tensor of which each rank has rows. `each`: rows for one row of the batch."""
-        if part.requires_grad and torch.is_grad_enabled():
-            return _Whole.apply(part, self, dimension, each)
-        return self.whole_of(part, dimension, each)
+        if own.requires_grad and torch.is_grad_enabled():
+            return _Whole.apply(own, self, dimension, each)
+        return self.whole_of(own, dimension, each)
 
     def rows_of(self, tensor, dimension, each):
         return tensor.narrow(dimension, self.first * each, self.size * each)
 
-    def whole_of(self, part, dimension, each):
+    def whole_of(self, given, dimension, each):
         refuse_many()
-        own = resolved(part.detach().movedim(dimension, 0))
+        own = resolved(given.detach().movedim(dimension, 0))
         bytes_of_row = own[0].numel() * own.element_size() * each
         whole = own.new_empty(self.count * each, *own.shape[1:])
         if self.even:
@@ -147,9 +147,9 @@ class Division:
         else:
             every = self._gathered(own.reshape(-1).view(torch.uint8), bytes_of_row * self.largest)
             torch.cat([own[:(last - first) * bytes_of_row] for own, (first, last) in zip(every, self.bounds)], out=whole.view(-1).view(torch.uint8))
-        if dimension == 0 and part.is_contiguous():
+        if dimension == 0 and given.is_contiguous():
             return whole
-        like = draws.whole_like(part, dimension, self.count * each)  # not a view, which a script might not change
+        like = draws.whole_like(given, dimension, self.count * each)  # not a view, which a script might not change
         return like.copy_(whole.movedim(0, dimension))
 
     def mean_of(self, tensor):
@@ -212,9 +212,9 @@ class _Whole(torch.autograd.Function):
     a gradient of its own."""
 
     @staticmethod
-    def forward(ctx, part, division, dimension, each):
+    def forward(ctx, own, division, dimension, each):
         ctx.division, ctx.place = division, (dimension, each)
-        return division.whole_of(part, dimension, each)
+        return division.whole_of(own, dimension, each)
 
     @staticmethod
     def backward(ctx, grad):
@@ -268,7 +268,7 @@ class Sum(torch.autograd.Function):
         if not share and loss.grad_fn is not None:  # a mean over nothing: no number times that is one
             for node in graph.nodes([loss]):
                 node.register_hook(_finite)
-        return loss.new_full(loss.shape, sum(part for part, _ in every))
+        return loss.new_full(loss.shape, sum(share for share, _ in every))
 
     @staticmethod
     def backward(ctx, grad):

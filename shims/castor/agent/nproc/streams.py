@@ -73,7 +73,7 @@ def _unpacked(packed, like):
 
 def digest():
     """Three numbers, one for each of the generators."""
-    return [*(float(zlib.crc32(part)) for part in _packed(states())), 0.0][:3]
+    return [*(float(zlib.crc32(state)) for state in _packed(states())), 0.0][:3]
 
 
 def same(one, other):
@@ -123,7 +123,7 @@ def level(job, digests):
     job.say(f"the ranks have drawn different amounts of {' and '.join(parted)} random numbers, since each has a part of the batch: "
             "these are not what one process would draw. Draw them as one tensor or array as long as the batch, or run on one rank", 1)
     saved = states()
-    restore(_unpacked([job.group.broadcast(part, "the random states") for part in _packed(saved)], saved))
+    restore(_unpacked([job.group.broadcast(state, "the random states") for state in _packed(saved)], saved))
 
 
 def share(job):
@@ -144,9 +144,9 @@ class Indices(list):
         return _indices_of_worker, (self.whole, self.first, self.last, self.audited)
 
 
-def _indices_of_worker(*parts):
+def _indices_of_worker(*given):
     install()
-    return Indices(*parts)
+    return Indices(*given)
 
 
 class WholeBatch:
@@ -163,7 +163,7 @@ def cut(data, is_column, first, last):
     """(a loader's data for a whole batch, with each column cut; whether there was a column)"""
     found = False
 
-    def part_of(leaf):
+    def cut_leaf(leaf):
         nonlocal found
         if is_column(leaf):
             found = True
@@ -171,10 +171,10 @@ def cut(data, is_column, first, last):
         if isinstance(leaf, collections.abc.MutableMapping):  # one that PyTorch does not look into
             leaf = copy.copy(leaf)
             for key, value in leaf.items():
-                leaf[key] = tree_map(part_of, value, is_leaf=is_column)
+                leaf[key] = tree_map(cut_leaf, value, is_leaf=is_column)
         return leaf
 
-    return tree_map(part_of, data, is_leaf=is_column), found
+    return tree_map(cut_leaf, data, is_leaf=is_column), found
 
 
 def rows_of(leaf):
@@ -183,11 +183,11 @@ def rows_of(leaf):
     return len(leaf) if isinstance(shape, tuple) and shape else None
 
 
-def is_column(part, count):
+def is_column(value, count):
     """Whether it has a row for each of `count` samples: a tensor, an array, or words and numbers in a list."""
-    if type(part) in (list, tuple):
-        return len(part) == count and all(isinstance(item, (str, bytes, int, float)) for item in part)
-    return rows_of(part) == count
+    if type(value) in (list, tuple):
+        return len(value) == count and all(isinstance(item, (str, bytes, int, float)) for item in value)
+    return rows_of(value) == count
 
 
 def size_of(sample):
@@ -256,7 +256,7 @@ class Collation:
                 self.pads = False
 
     def __call__(self, samples, first, last, audited):
-        """(the part, the WholeBatch for an audit, or None)"""
+        """(the local batch, the WholeBatch for an audit, or None)"""
         if len(samples) > 1 and self.uneven(samples):
             self.look_for_padding(samples)
         before = states()
@@ -299,7 +299,7 @@ def _keeps_generators(root):
 
 
 class _Fetch:
-    """Makes the samples of one fetcher: those of the whole batch, or of the part."""
+    """Makes the samples of one fetcher: those of the whole batch, or of the local one."""
 
     def __init__(self, fetcher, stock):
         self.stock = functools.partial(stock, fetcher)
@@ -315,7 +315,7 @@ class _Fetch:
             self.fetcher.collate_fn = self.collation.collate
 
     def __call__(self, indices):
-        """[whether the whole batch's samples were drawn, the part, the whole batch for an audit]"""
+        """[whether the whole batch's samples were drawn, the local batch, the whole batch for an audit]"""
         before = states()
         if self.whole is False and not self.collation.draws and not self.collation.pads:
             samples = self.samples(list(indices))
@@ -331,8 +331,8 @@ class _Fetch:
             return [False, self.stock(list(indices)), None]
         if self.whole is None:
             self.whole = self.keeps_generators or not same(before, states())
-        part, whole_batch = self.collation(samples, indices.first, indices.last, indices.audited)
-        return [self.whole or self.collation.draws, part, whole_batch]
+        local, whole_batch = self.collation(samples, indices.first, indices.last, indices.audited)
+        return [self.whole or self.collation.draws, local, whole_batch]
 
 
 def _nothing(samples):
@@ -348,10 +348,10 @@ def _wrap(stock):
             self._castor_fetch = _Fetch(self, stock)
         return self._castor_fetch(possibly_batched_index)
 
-    fetch.castor_parts = True
+    fetch.castor_divides = True
     return fetch
 
 
 def install():
-    if not hasattr(torch.utils.data._utils.fetch._MapDatasetFetcher.fetch, "castor_parts"):
+    if not hasattr(torch.utils.data._utils.fetch._MapDatasetFetcher.fetch, "castor_divides"):
         patching.replace("torch.utils.data._utils.fetch._MapDatasetFetcher.fetch", _wrap)

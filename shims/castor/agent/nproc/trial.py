@@ -43,8 +43,8 @@ class Trials:
     def __init__(self):
         self._of = weakref.WeakKeyDictionary()  # module: ({kind: Form}, {path: its values})
 
-    def of(self, module, parts, arguments):
-        """`parts`: (name, module) of all that belong to it."""
+    def of(self, module, modules, arguments):
+        """`modules`: (name, module) of all that belong to it."""
         forms, values = self._of.setdefault(module, ({}, {}))
         kind, plain = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()], []
         for leaf, path in rows.leaves(arguments):
@@ -53,7 +53,7 @@ class Trials:
             else:
                 kind.append((path, type(leaf).__name__))
                 plain.append((path, leaf))
-        for path, value in (*plain, *_settings(parts)):
+        for path, value in (*plain, *_settings(modules)):
             if isinstance(value, (bool, int, str)):
                 known = values.setdefault(path, set())
                 if len(known) <= VALUES:
@@ -63,9 +63,9 @@ class Trials:
         return forms.setdefault(repr(kind), Form())
 
 
-def _settings(parts):
+def _settings(modules):
     """(path, value) of the attributes of the script's modules: stages and modes, and PyTorch's own of each module."""
-    for name, m in parts:
+    for name, m in modules:
         if not type(m).__module__.startswith("torch."):
             for key, value in vars(m).items():
                 if type(value) in (bool, int, str):

@@ -100,8 +100,8 @@ def _have_masters(parameters):
 def _clip_in_float(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
     """As owners clip under CASTOR_PRECISION, where there are none or they cannot: norms and products are float, and the products are
     rounded once. The host waits for the norm, since most gradients are not written then."""
-    parts, total = _foreach_utils._group_tensors_by_device_and_dtype([gradients], with_indices=True).values(), [None] * len(gradients)
-    for (own,), places in parts:
+    alike, total = _foreach_utils._group_tensors_by_device_and_dtype([gradients], with_indices=True).values(), [None] * len(gradients)
+    for (own,), places in alike:
         dtype = torch.float32 if own[0].dtype is masters.dtype else None
         norms = torch._foreach_norm(own, norm_type, dtype=dtype) if foreach is not False else [
             torch.linalg.vector_norm(t, norm_type, dtype=dtype) for t in own]

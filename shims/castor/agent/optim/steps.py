@@ -119,7 +119,7 @@ def _end_replicated(optimizer, running):
     pairs = [(p, e) for p, e in owner.pairs_of(optimizer) if e.shared and p.grad is not None]
     away = store.look([e for _, e in pairs])
     for _, e in (pair for pair, flag in zip(pairs, away or ()) if flag):
-        core.tensor_keep_home(e.handle)  # the script may still hold its former block
+        core.tensor_unbind(e.handle)  # the script may still hold its former block
     if not pairs or running.mode == core.MODE_LOCAL or owner.is_local(pairs):
         return
     if running.mode == core.MODE_PLAIN:

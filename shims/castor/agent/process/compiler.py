@@ -46,7 +46,7 @@ class _Disabled:
             setattr(self.function, "__dynamo_disable", self.call)
 
 
-class _Part:
+class _Submodule:
     """A module inside torch._dynamo that has only `answers` before torch._dynamo is loaded."""
 
     def __init__(self, name, **answers):
@@ -117,8 +117,8 @@ def _disable(function=None, recursive=True, *, reason=None, wrapping=True):
 _answers = {
     "graph_break": _nothing,
     "disable": _disable,
-    "trace_rules": _Part("trace_rules", clear_lru_cache=_nothing),
-    "utils": _Part("utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),  # the default of config.optimize_ddp
+    "trace_rules": _Submodule("trace_rules", clear_lru_cache=_nothing),
+    "utils": _Submodule("utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),  # the default of config.optimize_ddp
 }
 
 

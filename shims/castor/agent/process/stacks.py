@@ -49,8 +49,8 @@ def _describe():
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
     frames = sys._current_frames()
-    parts = [f"process {os.getpid()} at {time.strftime('%Y-%m-%d %H:%M:%S')}\n"]
+    texts = [f"process {os.getpid()} at {time.strftime('%Y-%m-%d %H:%M:%S')}\n"]
     for thread in sorted(frames, key=lambda ident: ident != main):  # the main thread first
         if thread != own:
-            parts.append(f"{names.get(thread, 'thread')}:\n" + "".join(traceback.format_stack(frames[thread])))
-    return "".join(parts)
+            texts.append(f"{names.get(thread, 'thread')}:\n" + "".join(traceback.format_stack(frames[thread])))
+    return "".join(texts)

@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from ...agent import core, engine_start
 from ...agent.precision.masters import DTYPES
-from ...cluster.groups import require
-from ...engine import _agreement, _groups
+from ...cluster.process_groups import require
+from ...engine import _agreement, _parallel_groups
 from ...interface import OptimizerWrapper
 from ...shardformer import ShardConfig, _plan
 from ...shardformer._module import HybridParallelModule, cast_parameters, tell_of_cache
@@ -92,7 +92,7 @@ class HybridParallelPlugin(PipelinePluginBase):
         self._broadcast_buffers, self._dtype_sent = broadcast_buffers, communication_dtype
         self._bucket = zero_bucket_size_in_m * 4 << 20 if zero_stage else ddp_bucket_cap_mb << 20
         self._agree(given)
-        self.groups = _groups.ParallelGroups(pp_size, tp_size, dp_outside)
+        self.groups = _parallel_groups.ParallelGroups(pp_size, tp_size, dp_outside)
         self.pg_mesh, axes = self.groups.mesh, (0, 1) if dp_outside else (1, 0)
         self.dp_group, self.pp_group, self.tp_group = (self.pg_mesh.create_group_along_axis(axis) for axis in (*axes, 2))
         self.dp_size = self.groups.data_size
@@ -250,7 +250,7 @@ class HybridParallelPlugin(PipelinePluginBase):
         if optimizer is not None and not isinstance(optimizer, HybridParallelOptimizer):
             raise ValueError("castor: execute_pipeline() with an optimizer that was not boosted: give it what booster.boost() returned")
         with contextlib.ExitStack() as stack:
-            before = _groups.groups()
-            stack.callback(_groups.use, before)
-            _groups.use(self.groups)
+            before = _parallel_groups.groups()
+            stack.callback(_parallel_groups.use, before)
+            _parallel_groups.use(self.groups)
             return execute(self.schedule, self.groups, data_iter, model, criterion, optimizer, return_loss, return_outputs, self._bucket)

@@ -144,7 +144,7 @@ TEST_F(Ends, NotesOfAnEarlierProcessOfThatNumberDoNotCount) {
 TEST_F(Ends, KillsForMemoryAreAsManyAsWereCounted) {
     killed(SIGKILL, 9);
     killed(SIGKILL, 1);
-    note(10, 7, "killed-group", 1);
+    note(10, 7, "killed-cgroup", 1);
     note(10, 7, "job", 137);
     find();
     EXPECT_EQ(first, 1u);

@@ -43,7 +43,7 @@ class ReportCollectives : public TraceTest {
             trace_name_set(TRACE_COLLECTIVE, SCATTER, "scatter");
             trace_gauge_set(GAUGE_STEPS, 1);
             for (const Told &group : groups)
-                trace_record_write(TRACE_GROUP, 0, base, base, 0, group.number, group.identity,
+                trace_record_write(TRACE_PROCESS_GROUP, 0, base, base, 0, group.number, group.identity,
                                    (uint64_t)group.size << 32 | group.rank);
             for (const Call &call : calls)
                 trace_record_write(TRACE_COLLECTIVE, call.id, base + call.begin_ms * MS,

@@ -28,8 +28,8 @@ class ReportPipeline : public TraceTest {
             pass.id = one.id;
             pass.microbatch = one.microbatch;
             pass.microbatches = microbatches;
-            pass.part = one.part;
-            pass.parts = parts;
+            pass.virtual_stage = one.part;
+            pass.virtual_stages = parts;
             pass.batch = batch;
             pass.stages = stages;
             pass.on_device = on_device;

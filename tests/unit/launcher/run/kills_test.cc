@@ -14,7 +14,7 @@ class Kills : public testing::Test {
   protected:
     std::string root;
     run_kills before;
-    uint64_t by_group = 0, by_kernel = 0;
+    uint64_t by_cgroup = 0, by_kernel = 0;
 
     void SetUp() override {
         char name[] = "/tmp/castor-kills-XXXXXX";
@@ -27,7 +27,7 @@ class Kills : public testing::Test {
         std::filesystem::create_directories(std::filesystem::path(root + path).parent_path());
         std::ofstream(root + path) << text;
     }
-    void look() { run_kills_since(root.c_str(), &before, &by_group, &by_kernel); }
+    void look() { run_kills_since(root.c_str(), &before, &by_cgroup, &by_kernel); }
     void events(const std::string &folder, int oom, int oom_kill) const {
         write("/sys/fs/cgroup" + folder + "/memory.events", "low 0\nmax 9\noom " + std::to_string(oom) +
                                                                 "\noom_kill " + std::to_string(oom_kill) +
@@ -39,10 +39,10 @@ TEST_F(Kills, OfTheMachineWhereNoGroupIsSeen) {
     write("/proc/self/cgroup", "0::/\n");
     run_kills_read(root.c_str(), &before);
     look();
-    EXPECT_EQ(by_group + by_kernel, 0u);
+    EXPECT_EQ(by_cgroup + by_kernel, 0u);
     write("/proc/vmstat", "oom_kill 7\n");
     look();
-    EXPECT_EQ(by_group, 0u);
+    EXPECT_EQ(by_cgroup, 0u);
     EXPECT_EQ(by_kernel, 2u);
 }
 
@@ -54,7 +54,7 @@ TEST_F(Kills, ByALimitOfTheGroup) {
     events("/user.slice/job", 2, 2);
     write("/proc/vmstat", "oom_kill 9\n");
     look();
-    EXPECT_EQ(by_group, 1u);
+    EXPECT_EQ(by_cgroup, 1u);
     EXPECT_EQ(by_kernel, 0u);
 }
 
@@ -66,7 +66,7 @@ TEST_F(Kills, ByALimitAboveTheGroup) {
     events("/user.slice/job", 0, 1);
     events("/user.slice", 1, 1);
     look();
-    EXPECT_EQ(by_group, 1u);
+    EXPECT_EQ(by_cgroup, 1u);
 }
 
 TEST_F(Kills, ByTheKernelInAGroup) {
@@ -75,7 +75,7 @@ TEST_F(Kills, ByTheKernelInAGroup) {
     run_kills_read(root.c_str(), &before);
     events("/job", 3, 1);
     look();
-    EXPECT_EQ(by_group, 0u);
+    EXPECT_EQ(by_cgroup, 0u);
     EXPECT_EQ(by_kernel, 1u);
 }
 
@@ -85,7 +85,7 @@ TEST_F(Kills, OfOtherGroupsDoNotCount) {
     run_kills_read(root.c_str(), &before);
     write("/proc/vmstat", "oom_kill 9\n");
     look();
-    EXPECT_EQ(by_group + by_kernel, 0u);
+    EXPECT_EQ(by_cgroup + by_kernel, 0u);
 }
 
 TEST_F(Kills, InAContainer) {
@@ -94,7 +94,7 @@ TEST_F(Kills, InAContainer) {
     run_kills_read(root.c_str(), &before);
     events("", 1, 1);
     look();
-    EXPECT_EQ(by_group, 1u);
+    EXPECT_EQ(by_cgroup, 1u);
 }
 
 TEST_F(Kills, OfVersion1) {
@@ -104,13 +104,13 @@ TEST_F(Kills, OfVersion1) {
     run_kills_read(root.c_str(), &before);
     write(file, "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
     look();
-    EXPECT_EQ(by_group, 1u);
+    EXPECT_EQ(by_cgroup, 1u);
     EXPECT_EQ(by_kernel, 0u);
     /* Of a group below. */
     run_kills_read(root.c_str(), &before);
     write("/proc/vmstat", "oom_kill 6\n");
     look();
-    EXPECT_EQ(by_group, 0u);
+    EXPECT_EQ(by_cgroup, 0u);
     EXPECT_EQ(by_kernel, 1u);
 }
 

@@ -1,4 +1,4 @@
-"""The groups of tests that run.py runs: which program, on which simulated devices."""
+"""The runs of run.py: which program, on which simulated devices."""
 import dataclasses
 import os
 import sys
@@ -7,7 +7,7 @@ import simulated
 
 
 @dataclasses.dataclass
-class Group:
+class Run:
     name: str
     program: str  # a file in this folder, or a program that is built from programs/
     settings: dict = dataclasses.field(default_factory=dict)  # of simulated.environment
@@ -45,26 +45,26 @@ class Group:
         return None if failed or status == 0 else f"exit status {status}"
 
 
-def all_groups():
+def all_runs():
     two = {"devices": 2, "memory": "8G"}
     return [
-        Group("symbols", "symbols.py", arguments=("{build}/lib/sim",), tests=2),
-        Group("driver memory", "driver_memory", {"devices": 4, "memory": "1G", "host_memory": "128M"}, {"CUDA_VISIBLE_DEVICES": "3,1"},
+        Run("symbols", "symbols.py", arguments=("{build}/lib/sim",), tests=2),
+        Run("driver memory", "driver_memory", {"devices": 4, "memory": "1G", "host_memory": "128M"}, {"CUDA_VISIBLE_DEVICES": "3,1"},
               tests=14),
-        Group("driver streams", "driver_streams", variables={"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=9),
-        Group("runtime", "runtime", {"devices": 2, "memory": "1G"}, {"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=5),
-        Group("nccl in C", "nccl_ranks", {"devices": 2}, tests=4),
-        Group("torch", "inside_torch.py", two, tests=15),
-        Group("simulate", "simulates.py", tests=5),
-        Group("link", "inside_link.py", {**two, "link_bandwidth": "1G"}, tests=4),
-        Group("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=17),
-        Group("kernels", "inside_kernels.py", {**two, "numbers": True}, {"SIM_KERNELS": "{build}/bin/sim/libcastor_bodies.so"}, tests=12,
+        Run("driver streams", "driver_streams", variables={"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=9),
+        Run("runtime", "runtime", {"devices": 2, "memory": "1G"}, {"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=5),
+        Run("nccl in C", "nccl_ranks", {"devices": 2}, tests=4),
+        Run("torch", "inside_torch.py", two, tests=15),
+        Run("simulate", "simulates.py", tests=5),
+        Run("link", "inside_link.py", {**two, "link_bandwidth": "1G"}, tests=4),
+        Run("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=17),
+        Run("kernels", "inside_kernels.py", {**two, "numbers": True}, {"SIM_KERNELS": "{build}/bin/sim/libcastor_bodies.so"}, tests=12,
               castor=True),
-        Group("torch with expandable segments", "inside_torch.py", two,
+        Run("torch with expandable segments", "inside_torch.py", two,
               {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, tests=15),
-        Group("torch under castor run", "inside_torch.py", two, tests=15, castor=True),
-        Group("faults", "inside_faults.py", {"check": "fault", "fail": "cudaHostAlloc:2:2"},
+        Run("torch under castor run", "inside_torch.py", two, tests=15, castor=True),
+        Run("faults", "inside_faults.py", {"check": "fault", "fail": "cudaHostAlloc:2:2"},
               {"SIM_LAUNCHES": "{build}/test-logs/sim-launches"}, tests=3),
-        Group("nccl", "inside_nccl.py", two, tests=11, ranks=2),
-        Group("nccl under castor run", "inside_nccl.py", two, tests=11, ranks=2, castor=True),
+        Run("nccl", "inside_nccl.py", two, tests=11, ranks=2),
+        Run("nccl under castor run", "inside_nccl.py", two, tests=11, ranks=2, castor=True),
     ]

@@ -1,8 +1,8 @@
-"""PyTorch's groups of ranks, each made once."""
+"""PyTorch's process groups, each made once."""
 import torch.distributed as dist
 
-_made = {}  # (ranks, backend): the group, in the job of _job
-_job = None  # PyTorch's group of all ranks; another one is another job, since torch.distributed was ended and begun again
+_made = {}  # (ranks, backend): the process group, in the job of _job
+_job = None  # PyTorch's process group of all ranks; another one is another job, since torch.distributed was ended and begun again
 
 
 def require(what):
@@ -12,7 +12,7 @@ def require(what):
 
 
 def group_of(ranks, backend=None):
-    """PyTorch's group of these ranks; `backend`: the job's by default. Every rank of the job calls it, in the same order; once it is made
+    """PyTorch's process group of these ranks; `backend`: the job's by default. Every rank of the job calls it, in the same order; once it is made
     nobody waits."""
     global _job
     if _job is not dist.group.WORLD:

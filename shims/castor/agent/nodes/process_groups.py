@@ -21,24 +21,24 @@ def _wrap(make):
 
     @functools.wraps(make)
     def new_process_group_helper(*args, **kwargs):
-        group = None
+        making = None
         try:
             given = parameters.bind(*args, **kwargs).arguments
-            group = collectives.making(given)
+            making = collectives.making(given)
             ranks = [int(rank) for rank in given["global_ranks_in_group"]]
-            core.group_announce(str(given["group_name"]).encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))
+            core.process_group_announce(str(given["group_name"]).encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))
         except (KeyError, TypeError, ValueError):  # the real function raises its own error
-            core.group_announce(None, None, 0)
+            core.process_group_announce(None, None, 0)
         try:
             made = make(*args, **kwargs)
         except BaseException:
-            if group:
-                group.failed()
+            if making:
+                making.failed()
             raise
         finally:
-            core.group_announce(None, None, 0)
-        if group:
-            group.made()
+            core.process_group_announce(None, None, 0)
+        if making:
+            making.made()
         return made
 
     return new_process_group_helper

@@ -1,4 +1,4 @@
-#include "group.h"
+#include "process_group.h"
 #include <stdbool.h>
 #include "base/hash.h"
 #include "trace/live.h"
@@ -17,7 +17,7 @@ typedef struct known_group {
     uint64_t identity;
     int32_t rank;
     uint32_t size;
-    uint32_t divisions[GROUP_DIVISION_COUNT];
+    uint32_t divisions[PROCESS_GROUP_DIVISION_COUNT];
 } known_group;
 
 static known_group made[GROUPS_MAX];
@@ -39,7 +39,7 @@ static known_group *made_claim(const void *group) {
     return NULL;
 }
 
-void group_made(const void *group, uint64_t identity, int rank, int size) {
+void process_group_made(const void *group, uint64_t identity, int rank, int size) {
     if (!group)
         return;
     known_group *slot = made_find(group);
@@ -50,16 +50,16 @@ void group_made(const void *group, uint64_t identity, int rank, int size) {
     slot->identity = identity;
     slot->rank = rank;
     slot->size = size > 0 ? (uint32_t)size : 0;
-    for (int how = 0; how < GROUP_DIVISION_COUNT; how++)
+    for (int how = 0; how < PROCESS_GROUP_DIVISION_COUNT; how++)
         slot->divisions[how] = 0;
 }
 
-uint64_t group_divide(const void *group, group_division how, uint64_t part) {
+uint64_t process_group_divide(const void *group, process_group_division how, uint64_t choice) {
     known_group *slot = made_find(group);
     if (!slot || !slot->identity)
         return 0;
     uint64_t division = (uint64_t)how << 32 | slot->divisions[how]++;
-    return hash_bytes(hash_bytes(slot->identity, &division, sizeof division), &part, sizeof part);
+    return hash_bytes(hash_bytes(slot->identity, &division, sizeof division), &choice, sizeof choice);
 }
 
 /* Groups beyond the table share its last number, whose identity nobody can tell. */
@@ -68,11 +68,11 @@ static void tell(uint32_t number, const void *group) {
     if (!slot)
         return;
     uint64_t now_ns = trace_now_ns();
-    trace_record_write(TRACE_GROUP, 0, now_ns, now_ns, 0, number, slot->identity,
+    trace_record_write(TRACE_PROCESS_GROUP, 0, now_ns, now_ns, 0, number, slot->identity,
                        (uint64_t)slot->size << 32 | (uint32_t)slot->rank);
 }
 
-uint32_t group_number(const void *group) {
+uint32_t process_group_number(const void *group) {
     for (uint32_t i = 0; i < GROUPS_MAX; i++) {
         const void *seen = __atomic_load_n(&numbers[i], __ATOMIC_RELAXED);
         if (!seen && __atomic_compare_exchange_n(&numbers[i], &seen, group, false, __ATOMIC_RELAXED,
@@ -86,12 +86,12 @@ uint32_t group_number(const void *group) {
     return GROUPS_MAX - 1;
 }
 
-void group_end(const void *group) {
+void process_group_end(const void *group) {
     for (uint32_t i = 0; i < GROUPS_MAX && __atomic_load_n(&numbers[i], __ATOMIC_RELAXED); i++)
         if (__atomic_load_n(&numbers[i], __ATOMIC_RELAXED) == group)
             __atomic_store_n(&numbers[i], &group_ended, __ATOMIC_RELAXED);
     known_group *slot = group ? made_find(group) : NULL;
     if (slot)
         __atomic_store_n(&slot->group, NULL, __ATOMIC_RELEASE);
-    live_group_ended(group);
+    live_process_group_ended(group);
 }

@@ -1,4 +1,4 @@
-// Homes: what a step finds elsewhere comes to the store or leaves it, as all ranks agree.
+// Bindings: where a step finds a parameter elsewhere, its binding moves or ends, as all ranks agree.
 #include "tests/unit/support/store_ranks.h"
 
 namespace store_test {
@@ -6,21 +6,21 @@ namespace {
 
 const uint64_t LAYOUT = 7, OTHER = 8;
 
-template <typename T> castor_home home_of(const Param<T> &p, T *at, uint64_t layout = LAYOUT) {
-    return {at, layout, p.numel * sizeof(T), 0, CASTOR_HOME_WHOLE, 0};
+template <typename T> castor_binding_claim claim_of(const Param<T> &p, T *at, uint64_t layout = LAYOUT) {
+    return {at, layout, p.numel * sizeof(T), 0, CASTOR_BINDING_WHOLE, 0};
 }
 
 Param<> registered(Rank &r, size_t numel) {
     Param<> p = param_make(numel);
-    castor_description d = {p.data, p.numel, 0, CASTOR_HOME_WHOLE, LAYOUT};
+    castor_description d = {p.data, p.numel, 0, CASTOR_DESCRIPTION_WHOLE, LAYOUT};
     EXPECT_EQ(castor_register(r.store, &d, 1, &p.tensor), CASTOR_OK) << error_text();
     p.look();
     return p;
 }
 
-int settled(Rank &r, Param<> &p, const castor_home &home) {
+int settled(Rank &r, Param<> &p, const castor_binding_claim &claim) {
     uint8_t verdict = 99;
-    EXPECT_EQ(castor_homes_settle(r.store, &p.tensor, &home, 1, &verdict), CASTOR_OK) << error_text();
+    EXPECT_EQ(castor_bindings_settle(r.store, &p.tensor, &claim, 1, &verdict), CASTOR_OK) << error_text();
     return verdict;
 }
 
@@ -32,10 +32,10 @@ float *copy_of(const Param<> &p) {
 
 bool away(const Param<> &p, void *address, uint64_t layout = LAYOUT) {
     uint8_t flag;
-    return castor_homes_check(&p.tensor, &address, &layout, 1, &flag) != 0;
+    return castor_bindings_check(&p.tensor, &address, &layout, 1, &flag) != 0;
 }
 
-TEST(Home, IsTheBlockInItsLayoutAndNotTheAddress) {
+TEST(Binding, IsToTheBlockInItsLayoutAndNotTheAddress) {
     Job job(1);
     job.run([](Rank &r) {
         Param<> p = registered(r, 5000);
@@ -49,7 +49,7 @@ TEST(Home, IsTheBlockInItsLayoutAndNotTheAddress) {
     });
 }
 
-TEST(Home, IsAWholeBlockOfTheArenaWithPagesOfItsOwn) {
+TEST(Binding, IsToAWholeBlockOfTheArenaWithPagesOfItsOwn) {
     Job job(1);
     job.run([](Rank &r) {
         EXPECT_FALSE(castor_is_paged(kPage - 1));
@@ -65,27 +65,27 @@ TEST(Home, IsAWholeBlockOfTheArenaWithPagesOfItsOwn) {
         EXPECT_FALSE(castor_is_mappable(foreign, sizeof foreign, 1));
         castor_description d = {p.data, p.numel, 0, CASTOR_DESCRIPTION_WHOLE, LAYOUT};
         ASSERT_EQ(castor_register(r.store, &d, 1, &p.tensor), CASTOR_OK);
-        EXPECT_FALSE(castor_is_mappable(p.data, bytes, 1)) << "it is a home already";
-        ASSERT_EQ(castor_tensor_keep_home(p.tensor), CASTOR_OK);
+        EXPECT_FALSE(castor_is_mappable(p.data, bytes, 1)) << "a tensor is bound to it already";
+        ASSERT_EQ(castor_tensor_unbind(p.tensor), CASTOR_OK);
         EXPECT_TRUE(castor_is_mappable(p.data, bytes, 1));
     });
 }
 
-TEST(Home, EqualValuesElsewhereCome) {
+TEST(Binding, MovesToEqualValues) {
     Job job(2);
     job.run([](Rank &r) {
         Param<> p = registered(r, 5000);
         float *fresh = copy_of(p), *old = p.data;
         fresh[3] = -3;
-        EXPECT_EQ(settled(r, p, home_of(p, fresh)), CASTOR_HOME_COMES);
+        EXPECT_EQ(settled(r, p, claim_of(p, fresh)), CASTOR_BINDING_MOVES);
         EXPECT_FALSE(away(p, fresh));
         step_run<float>(r, p, [](float *alias) { alias[11] = -11; });
         EXPECT_EQ(fresh[11], -11.0f);
         EXPECT_EQ(fresh[3], -3.0f);
         EXPECT_EQ(old[11], 11.0f);
         // ... and back again, where the block has pages of its own since then.
-        EXPECT_EQ(settled(r, p, home_of(p, old)), CASTOR_HOME_COMES);
-        EXPECT_EQ(settled(r, p, home_of(p, old)), CASTOR_HOME_STAYS);
+        EXPECT_EQ(settled(r, p, claim_of(p, old)), CASTOR_BINDING_MOVES);
+        EXPECT_EQ(settled(r, p, claim_of(p, old)), CASTOR_BINDING_STAYS);
         EXPECT_EQ(fresh[11], -11.0f);
         arena_free(fresh);
         arena_free(old);
@@ -93,34 +93,34 @@ TEST(Home, EqualValuesElsewhereCome) {
     });
 }
 
-TEST(Home, OfOneRankAloneComesWithTheSameValues) {
+TEST(Binding, OfOneRankAloneMovesToEqualValues) {
     Job job(2);
     job.run([](Rank &r) {
         Param<> p = registered(r, 5000);
         float *now = r.rank == 1 ? copy_of(p) : p.data;
-        EXPECT_EQ(settled(r, p, home_of(p, now)), CASTOR_HOME_COMES);
+        EXPECT_EQ(settled(r, p, claim_of(p, now)), CASTOR_BINDING_MOVES);
         step_run<float>(r, p, [](float *alias) { alias[11] = -11; });
         EXPECT_EQ(now[11], -11.0f);
     });
 }
 
-TEST(Home, OtherValuesLayoutsAndMemoryLeave) {
+TEST(Binding, EndsWithOtherValuesLayoutsAndMemory) {
     Job job(2);
     job.run([](Rank &r) {
         for (int what = 0; what < 4; what++) {
             Param<> p = registered(r, 5000);
             float *now = what < 3 ? copy_of(p) : p.data;
             std::vector<float> foreign(p.data, p.data + p.numel);
-            castor_home home = home_of(p, now);
+            castor_binding_claim claim = claim_of(p, now);
             if (what == 0)
                 now[4999] = float(r.rank);
             if (what == 1 && r.rank)
-                home.layout = OTHER;
+                claim.layout = OTHER;
             if (what == 2)
-                home.address = now = foreign.data();
+                claim.address = now = foreign.data();
             if (what == 3 && r.rank)
-                home.flags |= CASTOR_HOME_STATES_AWAY | CASTOR_HOME_STATES_REACHED;
-            EXPECT_EQ(settled(r, p, home), CASTOR_HOME_LEAVES) << what;
+                claim.flags |= CASTOR_BINDING_STATES_AWAY | CASTOR_BINDING_STATES_REACHED;
+            EXPECT_EQ(settled(r, p, claim), CASTOR_BINDING_ENDS) << what;
             EXPECT_EQ(now[4999], what == 0 ? float(r.rank) : 999.0f);
             p.look();
             EXPECT_EQ(p.info.shared, 0);
@@ -129,20 +129,20 @@ TEST(Home, OtherValuesLayoutsAndMemoryLeave) {
     });
 }
 
-TEST(Home, OverlappingTensorsLeave) {
+TEST(Binding, EndsWhereTensorsOverlap) {
     Job job(1);
     job.run([](Rank &r) {
         Param<> p = registered(r, 5000), q = registered(r, 3000);
         castor_tensor *tensors[] = {p.tensor, q.tensor};
-        castor_home homes[] = {home_of(p, p.data), home_of(q, p.data + 100)};
+        castor_binding_claim claims[] = {claim_of(p, p.data), claim_of(q, p.data + 100)};
         uint8_t verdicts[2];
-        ASSERT_EQ(castor_homes_settle(r.store, tensors, homes, 2, verdicts), CASTOR_OK);
-        EXPECT_EQ(verdicts[0], CASTOR_HOME_LEAVES);
-        EXPECT_EQ(verdicts[1], CASTOR_HOME_LEAVES);
+        ASSERT_EQ(castor_bindings_settle(r.store, tensors, claims, 2, verdicts), CASTOR_OK);
+        EXPECT_EQ(verdicts[0], CASTOR_BINDING_ENDS);
+        EXPECT_EQ(verdicts[1], CASTOR_BINDING_ENDS);
     });
 }
 
-TEST(Home, AStateKeepsWhatItShowsWhenItsParameterIsForgotten) {
+TEST(Binding, AStateKeepsWhatItShowsWhenItsParameterIsForgotten) {
     Job job(1);
     job.run([](Rank &r) {
         Param<> p = registered(r, 5000);

@@ -1,4 +1,4 @@
-#include "home.h"
+#include "binding.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,54 +8,55 @@
 #include "window.h"
 
 /* What a rank says of a tensor. */
-enum { NOTE_AWAY = 1, NOTE_STUCK = 2 /* it can only leave */ };
+enum { NOTE_AWAY = 1, NOTE_STUCK = 2 /* its binding can only end */ };
 
-/* ... and, if it may come, of its values. */
-typedef struct home_values {
+/* ... and, if its binding may move, of its values. */
+typedef struct binding_values {
     uint64_t bytes, states;
-} home_values;
+} binding_values;
 
 /* An address range of a claim. */
-typedef struct home_range {
+typedef struct binding_range {
     const char *start, *end;
     uint32_t claim;
-} home_range;
+} binding_range;
 
 typedef struct settling {
     store *s;
     tensor *const *tensors;
-    const home_claim *claims;
+    const binding_claim *claims;
     uint32_t count;
     uint8_t *notes; /* this rank's */
     uint8_t *verdicts;
-    home_values *values; /* this rank's */
-    home_range *ranges;
+    binding_values *values; /* this rank's */
+    binding_range *ranges;
 } settling;
 
-bool home_is_at(const tensor *t, const void *address, uint64_t layout) {
+bool binding_is_at(const tensor *t, const void *address, uint64_t layout) {
     if (t->mode != TENSOR_SHARED)
         return t->seen == address;
-    return t->home == address && t->layout == layout;
+    return t->binding == address && t->layout == layout;
 }
 
 static bool is_away(const settling *g, uint32_t i) {
-    return !home_is_at(g->tensors[i], g->claims[i].address, g->claims[i].layout);
+    return !binding_is_at(g->tensors[i], g->claims[i].address, g->claims[i].layout);
 }
 
-/* The block where the tensor is now can become its home. */
-static bool can_come(const tensor *t, const home_claim *claim) {
+/* The tensor can be bound to the block where it is now. */
+static bool can_move(const tensor *t, const binding_claim *claim) {
     return claim->layout == t->layout && t->tied == t &&
-           tensor_is_mappable(claim->address, t->bytes, claim->flags & HOME_WHOLE);
+           tensor_is_mappable(claim->address, t->bytes, claim->flags & BINDING_WHOLE);
 }
 
 static int by_start(const void *a, const void *b) {
-    const home_range *x = a, *y = b;
+    const binding_range *x = a, *y = b;
     if (x->start != y->start)
         return x->start < y->start ? -1 : 1;
     return (x->claim > y->claim) - (x->claim < y->claim);
 }
 
-static bool tied_at_home(const settling *g, uint32_t i, uint32_t j) {
+/* They were registered as one, and are where they are bound. */
+static bool are_tied(const settling *g, uint32_t i, uint32_t j) {
     const tensor *a = g->tensors[i], *b = g->tensors[j];
     if (a == b)
         return true;
@@ -71,14 +72,14 @@ static bool tied_at_home(const settling *g, uint32_t i, uint32_t j) {
 static void overlaps_note(settling *g) {
     for (uint32_t i = 0; i < g->count; i++) {
         const char *start = g->claims[i].address;
-        g->ranges[i] = (home_range){start, start + g->claims[i].bytes, i};
+        g->ranges[i] = (binding_range){start, start + g->claims[i].bytes, i};
     }
     qsort(g->ranges, g->count, sizeof *g->ranges, by_start);
     uint32_t widest = 0; /* of those before, the one that ends last */
     for (uint32_t k = 1; k < g->count; k++) {
-        const home_range *before = &g->ranges[widest], *range = &g->ranges[k];
+        const binding_range *before = &g->ranges[widest], *range = &g->ranges[k];
         if (range->start < before->end && range->start < range->end &&
-            !tied_at_home(g, before->claim, range->claim)) {
+            !are_tied(g, before->claim, range->claim)) {
             g->notes[before->claim] |= NOTE_STUCK;
             g->notes[range->claim] |= NOTE_STUCK;
         }
@@ -87,7 +88,7 @@ static void overlaps_note(settling *g) {
     }
 }
 
-/* Of what every rank put into its area: a tensor that is stuck anywhere leaves, one that is away anywhere may come. */
+/* Of what every rank put into its area: a tensor's binding ends if it is stuck anywhere, and may move if it is away anywhere. */
 static castor_status notes_meet(settling *g) {
     castor_status status = store_exchange_put(g->s, EXCHANGE_CALL, g->notes, g->count);
     if (status || (status = wait_barrier(g->s, "where the parameters are")))
@@ -97,9 +98,9 @@ static castor_status notes_meet(settling *g) {
         const uint8_t *theirs = store_exchange_get(g->s, EXCHANGE_CALL, rank, &bytes);
         for (uint32_t i = 0; i < g->count && i < bytes; i++) {
             if (theirs[i] & NOTE_STUCK)
-                g->verdicts[i] = HOME_LEAVES;
-            else if (theirs[i] & NOTE_AWAY && g->verdicts[i] == HOME_STAYS)
-                g->verdicts[i] = HOME_COMES;
+                g->verdicts[i] = BINDING_ENDS;
+            else if (theirs[i] & NOTE_AWAY && g->verdicts[i] == BINDING_STAYS)
+                g->verdicts[i] = BINDING_MOVES;
         }
     }
     return CASTOR_OK;
@@ -110,7 +111,7 @@ static uint64_t mix(uint64_t digest, uint64_t word) {
     return digest ^ digest >> 29;
 }
 
-uint64_t home_digest(const void *data, size_t bytes) {
+uint64_t binding_digest(const void *data, size_t bytes) {
     uint64_t digest = bytes, word;
     const char *at = data;
     for (; bytes >= sizeof word; at += sizeof word, bytes -= sizeof word) {
@@ -122,36 +123,37 @@ uint64_t home_digest(const void *data, size_t bytes) {
     return mix(digest, word);
 }
 
-castor_status home_edits_digest(const tensor *t, uint64_t *digest) {
+castor_status binding_edits_digest(const tensor *t, uint64_t *digest) {
     *digest = t->bytes;
-    if (t->mode != TENSOR_SHARED || !t->home)
+    if (t->mode != TENSOR_SHARED || !t->binding)
         return CASTOR_OK;
-    castor_status status = pages_edited_drop_equal(t->home, t->param_alias, t->span);
-    char *end = t->home + t->span;
+    castor_status status = pages_edited_drop_equal(t->binding, t->param_alias, t->span);
+    char *end = t->binding + t->span;
     page_run run;
-    for (char *from = t->home; !status && from < end && pages_edited_next(from, (size_t)(end - from), &run);
+    for (char *from = t->binding;
+         !status && from < end && pages_edited_next(from, (size_t)(end - from), &run);
          from = run.start + run.bytes) {
-        *digest = mix(*digest, (uint64_t)(run.start - t->home));
-        *digest = mix(*digest, home_digest(run.start, run.bytes));
+        *digest = mix(*digest, (uint64_t)(run.start - t->binding));
+        *digest = mix(*digest, binding_digest(run.start, run.bytes));
     }
     return status;
 }
 
-/* What may come does where all ranks have the same values. */
+/* What may move does where all ranks have the same values. */
 static castor_status values_meet(settling *g) {
     for (uint32_t i = 0; i < g->count; i++)
-        if (g->verdicts[i] == HOME_COMES && g->tensors[i]->mode == TENSOR_SHARED)
-            g->values[i] =
-                (home_values){home_digest(g->claims[i].address, g->tensors[i]->bytes), g->claims[i].states};
+        if (g->verdicts[i] == BINDING_MOVES && g->tensors[i]->mode == TENSOR_SHARED)
+            g->values[i] = (binding_values){binding_digest(g->claims[i].address, g->tensors[i]->bytes),
+                                            g->claims[i].states};
     castor_status status = store_exchange_put(g->s, EXCHANGE_STATES, g->values, g->count * sizeof *g->values);
     if (status || (status = wait_barrier(g->s, "what the parameters are")))
         return status;
     for (int rank = 0; rank < g->s->world; rank++) {
         size_t bytes;
-        const home_values *theirs = store_exchange_get(g->s, EXCHANGE_STATES, rank, &bytes);
+        const binding_values *theirs = store_exchange_get(g->s, EXCHANGE_STATES, rank, &bytes);
         for (uint32_t i = 0; i < g->count; i++)
             if (theirs[i].bytes != g->values[i].bytes || theirs[i].states != g->values[i].states)
-                g->verdicts[i] = HOME_LEAVES;
+                g->verdicts[i] = BINDING_ENDS;
     }
     for (uint32_t i = 0; i < g->count; i++) {
         /* Of several nodes that shard, one alone has the states. */
@@ -162,7 +164,7 @@ static castor_status values_meet(settling *g) {
     return CASTOR_OK;
 }
 
-static castor_status leave(tensor *t, const void *address) {
+static castor_status end(tensor *t, const void *address) {
     castor_status status = window_detach_all(t);
     if (status == CASTOR_OK)
         status = tensor_release(t);
@@ -170,41 +172,41 @@ static castor_status leave(tensor *t, const void *address) {
     return status;
 }
 
-/* Blocks that the script may still hold keep their values; the store takes the owners' where tensors come. */
+/* Blocks that the script may still hold keep their values; the store takes the owners' where bindings move. */
 static castor_status values_move(settling *g) {
     castor_status status = CASTOR_OK;
     for (uint32_t i = 0; i < g->count && !status; i++) {
         tensor *t = g->tensors[i];
         if (t->mode != TENSOR_SHARED)
             t->seen = g->claims[i].address;
-        else if (g->verdicts[i] == HOME_LEAVES)
-            status = leave(t, g->claims[i].address);
+        else if (g->verdicts[i] == BINDING_ENDS)
+            status = end(t, g->claims[i].address);
         else if (is_away(g, i))
-            status = tensor_keep_home(t);
+            status = tensor_unbind(t);
     }
     if (status || (status = wait_barrier(g->s, "what the parameters are")))
         return status;
     for (uint32_t i = 0; i < g->count; i++) {
         tensor *t = g->tensors[i];
-        if (g->verdicts[i] != HOME_COMES || t->owner != g->s->rank || t->mode != TENSOR_SHARED)
+        if (g->verdicts[i] != BINDING_MOVES || t->owner != g->s->rank || t->mode != TENSOR_SHARED)
             continue;
         if (is_away(g, i))
             memcpy(t->param_alias, g->claims[i].address, t->bytes);
         else
-            pages_edited_copy(t->home, t->param_alias, t->span);
+            pages_edited_copy(t->binding, t->param_alias, t->span);
     }
     if ((status = wait_barrier(g->s, "what the parameters are")))
         return status;
     for (uint32_t i = 0; i < g->count && !status; i++)
-        if (g->verdicts[i] == HOME_COMES && g->tensors[i]->mode == TENSOR_SHARED && is_away(g, i) &&
-            !tensor_rehome(g->tensors[i], g->claims[i].address))
+        if (g->verdicts[i] == BINDING_MOVES && g->tensors[i]->mode == TENSOR_SHARED && is_away(g, i) &&
+            !tensor_rebind(g->tensors[i], g->claims[i].address))
             status = error_set(CASTOR_ERR_MEMORY, "a parameter's new memory cannot be mapped over: %s",
                                error_text());
     return status;
 }
 
-castor_status homes_settle(store *s, tensor *const *tensors, const home_claim *claims, uint32_t count,
-                           uint8_t *verdicts) {
+castor_status bindings_settle(store *s, tensor *const *tensors, const binding_claim *claims, uint32_t count,
+                              uint8_t *verdicts) {
     castor_status status = CASTOR_ERR_MEMORY;
     settling g = {.s = s, .tensors = tensors, .claims = claims, .count = count, .verdicts = verdicts};
     g.notes = calloc(count + 1, sizeof *g.notes);
@@ -214,12 +216,13 @@ castor_status homes_settle(store *s, tensor *const *tensors, const home_claim *c
         status = store_fail(s, error_set(status, "no memory to look at %u parameters", count));
         goto done;
     }
-    memset(verdicts, HOME_STAYS, count);
+    memset(verdicts, BINDING_STAYS, count);
     for (uint32_t i = 0; i < count; i++) {
         bool shared = tensors[i]->mode == TENSOR_SHARED, away = is_away(&g, i);
-        if (shared && (away || claims[i].flags & HOME_STATES_AWAY))
+        if (shared && (away || claims[i].flags & BINDING_STATES_AWAY))
             g.notes[i] |= NOTE_AWAY;
-        if (shared && ((away && !can_come(tensors[i], &claims[i])) || claims[i].flags & HOME_STATES_REACHED))
+        if (shared &&
+            ((away && !can_move(tensors[i], &claims[i])) || claims[i].flags & BINDING_STATES_REACHED))
             g.notes[i] |= NOTE_STUCK;
     }
     overlaps_note(&g);
