@@ -10,10 +10,7 @@ Each line of standard input is a job in JSON: {"script", "stages": a list of arg
 Nothing of Castor's may be tested here: the library and the agent come with the start of a process.
 """
 import argparse
-import atexit
-import contextlib
 import gc
-import io
 import json
 import os
 import runpy
@@ -21,12 +18,13 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 
 import numpy
 import torch
 import torch._dynamo  # which a script's first optimizer imports
+
+import ends
 
 SAY_S = 5  # ranks that are left when one has failed may end by themselves
 TOO_LONG = 124
@@ -65,20 +63,6 @@ def fork_rank(script, arguments, environment):
         numpy.random.seed()  # as at the start of a process; Python's own generator does it after a fork
         raise Becomes(script, arguments)
     return pid
-
-
-def end_at_once():
-    """The script is over. Python would now write to each object that was imported, and so copy all pages that the forks share: three quarters
-    of what a small script costs. What it would do besides is done here."""
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    for thing in gc.get_objects():  # none of the frozen ones
-        if issubclass(type(thing), io.IOBase):  # of a proxy it is the proxy's own
-            with contextlib.suppress(Exception):
-                thing.flush()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(0)
 
 
 def run_ranks(script, arguments, ranks, environment):
@@ -191,4 +175,5 @@ if __name__ == "__main__":
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
-        end_at_once()
+        ends.at_once()
+        os._exit(0)

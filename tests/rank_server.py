@@ -1,13 +1,16 @@
-"""Ranks for many jobs under Castor from one `import torch`: rank_server.py SOCKET, under `castor run`.
+"""Ranks for many jobs under Castor from one `import torch`: rank_server.py SOCKET [MODULE]..., under `castor run`. The MODULEs are imported as well.
 
 A launcher's ranks are forked from its import of PyTorch (shims/castor/agent/process/serving.py). This is such a launcher, but for ranks of other
 jobs: start_ranks.py asks it, from inside of them, and gives each rank's words, environment, folder and files. Where a fork would not be as
-a process that was started so, one is started. The server ends with its input, and says how many it was then, and why.
+a process that was started so, one is started. The server ends with its input, and says how many it was then, and why. In the short length
+forks whose script comes to its end do not end as Python does (ends.py).
 
 A request is JSON, {"words", "environment", "folder", "files": their numbers}, with the files. The answers are JSON: {"pid"}, and {"pid",
 "status"} when the rank has ended. When a job goes away, what is left running is ended, and what failed ranks have started."""
 import collections
 import contextlib
+import gc
+import importlib
 import json
 import os
 import select
@@ -16,10 +19,40 @@ import socket
 import subprocess
 import sys
 
-import torch  # noqa: F401 - what ranks are forked from
-
+import ends
 import start_ranks
-from castor.agent.process import serving
+
+_release = importlib._bootstrap._ModuleLock.release
+_prepared = False
+
+
+def prepare(lock):
+    """At the end of the import of torch, where the process that ranks are forked from stops (serving.py)."""
+    global _prepared
+    _release(lock)
+    if _prepared or lock.name != "torch" or lock.count:
+        return
+    _prepared = True
+    serving = sys.modules["castor.agent.process.serving"]
+    if serving.server is None:
+        for name in sys.argv[2:]:
+            importlib.import_module(name)
+        if os.environ.get("TEST_LENGTH") != "all":
+            serving.end = end
+        gc.collect()
+        gc.freeze()
+
+
+def end(status):
+    ends.at_once()
+    os._exit(status)
+
+
+importlib._bootstrap._ModuleLock.release = prepare
+import torch  # noqa: E402, F401 - what ranks are forked from
+
+importlib._bootstrap._ModuleLock.release = _release
+from castor.agent.process import serving  # noqa: E402
 
 REQUEST_BYTES, FILES_MOST = 1 << 20, 8
 

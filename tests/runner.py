@@ -83,15 +83,15 @@ def _folder_of_servers():
 
 
 @contextlib.contextmanager
-def served(castor, *plugins, under=(), **variables):
+def served(castor, *plugins, under=(), modules=(), **variables):
     """Ranks under these plugins are forks of one process each (rank_server.py) meanwhile. `under`: the begin of that process's command,
-    on simulated devices. `variables`: more of its environment, which theirs must have as well."""
+    on simulated devices. `modules`: what it imports beside PyTorch. `variables`: more of its environment, which theirs must have as well."""
     with contextlib.ExitStack() as stack:
         folder = os.environ.get("SERVERS_OF_RANKS") or stack.enter_context(_folder_of_servers())
         for plugin in plugins:
             place = os.path.join(folder, start_ranks.name_of(plugin, {"SIM_DEVICES"} if under else variables))
             command = [castor, "run", "--plugin", plugin, "--log-dir", f"{place}-log", "--", *under, "env", "CASTOR_FORK_SERVER=1", sys.executable,
-                       os.path.join(ROOT, "tests", "rank_server.py"), place]
+                       os.path.join(ROOT, "tests", "rank_server.py"), place, *modules]
             with open(f"{place}-errors", "w") as errors:
                 own = {name: value for name, value in {**environment(), **variables}.items() if name not in start_ranks.SERVERS_OWN}
                 server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=own)

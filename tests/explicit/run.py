@@ -23,7 +23,7 @@ def main():
         kinds.append(("none", jobs.devices(2)))
     with contextlib.ExitStack() as stack:
         for plugin, more in kinds:
-            stack.enter_context(runner.served(castor, plugin, **jobs.environment(plugin, more)))
+            stack.enter_context(runner.served(castor, plugin, modules=("torch._dynamo", "torch.distributed.tensor"), **jobs.environment(plugin, more)))
         runner.run(runner.in_folder(FOLDER), names, runner.by_class)
 
 

@@ -215,12 +215,12 @@ class Samples(Dataset):
         return x, y
 
 
-def with_workers(log, context, model_in_worker=False):
+def with_workers(log, context, model_in_worker=False, workers=2):
     model, optimizer = start()
     train_step(model, optimizer, 0)
     data = Samples(16, model.module if model_in_worker else None)
     sampler = torch.utils.data.DistributedSampler(data, shuffle=False)
-    loader = DataLoader(data, 4, sampler=sampler, num_workers=2, multiprocessing_context=context)
+    loader = DataLoader(data, 4, sampler=sampler, num_workers=workers, multiprocessing_context=context)
     for x, y in loader:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
@@ -242,7 +242,7 @@ def forked_workers_that_run_the_model(log):
 
 @record.case
 def spawned_workers(log):
-    with_workers(log, "spawn")
+    with_workers(log, "spawn", workers=1)  # each of which imports PyTorch
 
 
 def score(weights, queue):

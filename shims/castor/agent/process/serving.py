@@ -33,6 +33,7 @@ _OPENBLAS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_"
 
 _STARTS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 
+end = ctypes.pythonapi.Py_Exit  # of a rank whose script is over
 server = None  # in the launcher
 _torch = None  # in a rank that has not imported it yet: the module
 
@@ -173,6 +174,7 @@ def _serve_after_import(line):
 
 def _serve(line):
     """Never returns: a rank ends in here, too."""
+    importlib.import_module("castor.agent.plugin").prepare()
     while True:
         message, files, _, _ = socket.recv_fds(line, 64, 8)
         if not message:
@@ -331,7 +333,7 @@ def _run(words):
         api.Py_FinalizeEx()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    api.Py_Exit(1 if status else 0)
+    end(1 if status else 0)
 
 
 def _is_path_safe():
