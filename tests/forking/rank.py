@@ -37,7 +37,7 @@ if way == "restarts" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     if os.environ["RANK"] == "1":
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    if len(sys.argv) > 2:
+    if "RANKS_END_THEIR_SERVER" in os.environ:
         end_server()
     time.sleep(60)
 

@@ -113,8 +113,7 @@ class Forking(unittest.TestCase):
 
     def test_ways_to_start_python(self):
         for name, words in {
-            "env": ["env", "SOME=thing", sys.executable, JOB],
-            "-O -X -u": [sys.executable, "-O", "-X", "faulthandler", "-u", JOB],
+            "env, -O -X -u": ["env", "SOME=thing", sys.executable, "-O", "-X", "faulthandler", "-u", JOB],
             "-m": [sys.executable, "-m", "job"],
             "-c": [sys.executable, "-c", f"import runpy; runpy.run_path({JOB!r}, run_name='__main__')"],
         }.items():
@@ -151,6 +150,7 @@ class Serving(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
+        self.plain = {}
         self.folder = tempfile.mkdtemp(prefix="castor-serving-")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         shutil.copy(os.path.join(FOLDER, "rank.py"), self.folder)
@@ -161,11 +161,16 @@ class Serving(unittest.TestCase):
         said = [line for line in done.stdout.splitlines() if line.startswith(("rank ", "[rank", "Traceback", "ValueError", "KeyboardInterrupt", '  File "'))]
         return done.returncode, sorted(said), done.stdout
 
-    def compare(self, *words, how="forked from the launcher's import of PyTorch", also=(), launcher=None, environment=None):
-        """What castor says in a job whose ranks say what they say without it."""
+    def compare(self, *words, how="forked from the launcher's import of PyTorch", also=(), launcher=None, environment=None, under_castor=None):
+        """What castor says in a job whose ranks say what they say without it. `under_castor`: more of the environment there, which changes nothing
+        that they say. Those without castor run once for the same words."""
         launcher = launcher or [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        status, plain, plain_output = self.run_words([*launcher, *words], environment)
-        found, said, output = self.run_words([CASTOR, "run", "--plugin", "gemini", "--log-dir", "log", "--", *launcher, *words], environment)
+        key = (*launcher, *words, str(environment))
+        if key not in self.plain:
+            self.plain[key] = self.run_words([*launcher, *words], environment)
+        status, plain, plain_output = self.plain[key]
+        found, said, output = self.run_words([CASTOR, "run", "--plugin", "gemini", "--log-dir", "log", "--", *launcher, *words],
+                                             {**(environment or {}), **(under_castor or {})})
         self.assertTrue(plain, plain_output)
         self.assertEqual((found, said), (status, plain), output)
         with open(os.path.join(self.folder, "log", "castor.about")) as file:
@@ -184,12 +189,14 @@ class Serving(unittest.TestCase):
             with self.subTest(way):
                 self.compare("rank.py", way)
 
-    def test_a_module(self):
-        self.compare("-m", "rank", "plain", "-m", "word")
+    def test_a_module_and_what_comes_too_late(self):
+        output = self.compare("-m", "rank", "late", "-m", "word")
+        self.assertIn("TORCH_SHOW_CPP_STACKTRACES: set by the script before it imports PyTorch", output)
 
     def test_restarts(self):
         self.compare("--max-restarts", "1", "rank.py", "restarts")
-        self.compare("--max-restarts", "1", "rank.py", "restarts", "the server ends", also=["one by one: the server that forks them has ended"])
+        self.compare("--max-restarts", "1", "rank.py", "restarts", also=["one by one: the server that forks them has ended"],
+                     under_castor={"RANKS_END_THEIR_SERVER": "1"})
 
     @runner.long
     def test_accelerate(self):
@@ -197,10 +204,6 @@ class Serving(unittest.TestCase):
             self.skipTest("needs accelerate")
         self.compare("rank.py", "plain", launcher=[sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
                                                    "--mixed_precision", "no", "--dynamo_backend", "no"])
-
-    def test_what_comes_too_late_is_said(self):
-        output = self.compare("rank.py", "late")
-        self.assertIn("TORCH_SHOW_CPP_STACKTRACES: set by the script before it imports PyTorch", output)
 
     @runner.long
     def test_other_words_and_environments(self):
