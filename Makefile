@@ -1,7 +1,7 @@
 # make            builds build/bin/castor and build/lib/libcastor.so
 # make setup      installs what is missing to build and run: a compiler, and .venv with torch; make setup-tests: to test
 # make demo       plain PyTorch, DDP and Castor side by side on real text
-# make test       every suite, in at most 20 minutes; SAN=address|undefined|thread: the unit tests with that sanitizer
+# make test       every suite; SAN=address|undefined|thread: the unit tests with that sanitizer
 # make test-all   everything, with every combination: hours (docs/testing.md)
 # make test-torch VERSION=2.10.0   what depends on PyTorch, on that version of it
 # make check      format, static analysis, tables and links of the pages
