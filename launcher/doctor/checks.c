@@ -102,7 +102,7 @@ void doctor_checks_json(const doctor_checks *checks, FILE *out) {
     for (size_t i = 0; i < checks->count; i++) {
         const doctor_check *check = &checks->rows[i];
         json_object_begin(&json, NULL);
-        json_string(&json, "section", check->section);
+        json_string(&json, "group", check->section);
         json_string(&json, "name", check->name);
         json_string(&json, "state", states[check->state]);
         json_string(&json, "value", check->value);
