@@ -447,8 +447,7 @@ def main():
         for ranks in sorted({ranks for _, ranks, _ in plan})
         for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)])
     ]
-    served = ["gemini"] if args.short else [plugin for plugin in args.plugin if plugin in ENGINES and not args.full and args.hosts == 1]
-    with runner.served(args.castor, *served):
+    with runner.served(args.castor, *["gemini"] * (args.hosts == 1 and not {*args.plugin}.isdisjoint(ENGINES))):  # which has all engines' ranks
         left = sum(len(group) for group, *_ in in_time(args.jobs, limit, runs))
     if args.full:
         report.write_rows(os.path.join(suite.work, "rows.md"), suite.results, ROOT)
