@@ -66,16 +66,22 @@ def others():
     yield sgd, {"momentum": 0.9, "nesterov": True, "foreach": True}, {}  # writes_gradients
 
 
+@functools.cache
+def drawn(shape, dtype, channels_last, number):
+    """Drawn once for all rows: that takes longer than their steps."""
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(number)).to(dtype)
+    return made.to(memory_format=torch.channels_last) if channels_last else made
+
+
 def trained(cls, options, do):
-    generator = torch.Generator().manual_seed(0)
+    numbers = itertools.count()
     dtype = do.get("dtype", torch.float32)
     shapes = ((4, 3, 5, 6), (33, 7, 2, 2)) if "memory" in do else ((6, 8),) if "strides" in do else SHAPES
 
     def random(shape):
-        made = torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
-        return made.to(memory_format=torch.channels_last) if "memory" in do else made
+        return drawn(shape, dtype, "memory" in do, next(numbers))
 
-    parameters = [torch.nn.Parameter(random(shape)) for shape in shapes]
+    parameters = [torch.nn.Parameter(random(shape).clone()) for shape in shapes]
     if options.get("differentiable"):
         parameters = [p.detach().clone().requires_grad_() for p in parameters]
         parameters = [p * 1 for p in parameters]  # no leaves
@@ -87,7 +93,7 @@ def trained(cls, options, do):
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
     for step in range(STEPS):
         for p in parameters:
-            p.grad = 0.1 * random(p.shape)
+            p.grad = 0.1 * random(tuple(p.shape))
             if "strides" in do:
                 p.grad = p.grad.t().contiguous().t()
         if "missing" in do and step != 1:

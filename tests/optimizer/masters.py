@@ -3,6 +3,7 @@ float tensors: gradients widened and scaled before, parameters rounded after. Pr
 
     masters.py auto|hybrid|native [OTHER BITS]
 """
+import functools
 import itertools
 import json
 import sys
@@ -30,23 +31,30 @@ def rows():
     yield torch.optim.Adam, {"lr": torch.tensor(1e-2), "fused": True}  # left to torch.optim
 
 
-def gradients(dtypes, generator):
-    """With what rarely occurs among them."""
+@functools.cache
+def numbers(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@functools.cache
+def gradients(dtypes, step):
+    """With what rarely occurs among them. Drawn once for all rows: that takes longer than their steps."""
+    generator, drawn = torch.Generator().manual_seed(step), []
     odd = torch.tensor([0.0, -0.0, 6e-8, -1e-7, 6e4, -3e4, float("inf")])
     for shape, dtype in zip(SHAPES, dtypes):
         values = torch.randn(shape, generator=generator)
         where = torch.rand(shape, generator=generator) < 0.05
         values = torch.where(where, odd[torch.randint(0, len(odd), shape, generator=generator)], values)
-        yield values.to(dtype)
+        drawn.append(values.to(dtype))
+    return drawn
 
 
 def trained(cls, options, grad_types, working_types, factor, ours):
-    generator = torch.Generator().manual_seed(0)
-    masters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    masters = [torch.nn.Parameter(numbers(shape, place).clone()) for place, shape in enumerate(SHAPES)]
     working = [p.detach().to(dtype) for p, dtype in zip(masters, working_types)]
     optimizer = cls(masters, **{"lr": 1e-2, **options})
     for step in range(STEPS):
-        for number, (p, w, grad) in enumerate(zip(masters, working, gradients(grad_types, generator))):
+        for number, (p, w, grad) in enumerate(zip(masters, working, gradients(tuple(grad_types), step))):
             p.grad = None
             if step == 1 and number == 2:
                 continue
