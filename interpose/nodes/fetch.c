@@ -30,10 +30,9 @@ fetch_peer fetch_peer_of(const char *address, int port, const char *token, doubl
     return p;
 }
 
-static castor_status ask(const fetch_peer *p, uint64_t what, uint64_t offset, uint64_t bytes) {
-    serve_request request = {.what = what, .offset = offset, .bytes = bytes};
-    token_copy(request.token, p->token);
-    if (send(p->connection, &request, sizeof request, MSG_NOSIGNAL) != sizeof request)
+castor_status fetch_ask(const fetch_peer *p, serve_request *request) {
+    token_copy(request->token, p->token);
+    if (send(p->connection, request, sizeof *request, MSG_NOSIGNAL) != sizeof *request)
         return lost(p, "does not listen");
     return CASTOR_OK;
 }
@@ -48,14 +47,16 @@ castor_status fetch_open(fetch_peer *p, bool hello) {
         socket_patience_set(p->connection, p->timeout_seconds);
     bool connected = p->connection >= 0 && connect(p->connection, found->ai_addr, found->ai_addrlen) == 0;
     freeaddrinfo(found);
-    status = connected ? hello ? ask(p, SERVE_HELLO, 0, 0) : CASTOR_OK : lost(p, "cannot be reached");
+    status = connected ? hello ? fetch_ask(p, &(serve_request){.what = SERVE_HELLO}) : CASTOR_OK
+                       : lost(p, "cannot be reached");
     if (status)
         fetch_close(p);
     return status;
 }
 
 /* In pieces, so that signals are heard. */
-static castor_status receive(const fetch_peer *p, char *out, uint64_t bytes) {
+castor_status fetch_receive(const fetch_peer *p, void *out, uint64_t bytes) {
+    char *at = out;
     double until = clock_seconds() + p->timeout_seconds;
     while (bytes > 0) {
         struct pollfd polled = {.fd = p->connection, .events = POLLIN};
@@ -69,12 +70,12 @@ static castor_status receive(const fetch_peer *p, char *out, uint64_t bytes) {
             return error_set(CASTOR_ERR_TIMEOUT,
                              "the node at %s sent nothing for %.0f s: raise CASTOR_TIMEOUT", p->address,
                              p->timeout_seconds);
-        ssize_t got = recv(p->connection, out, bytes, 0);
+        ssize_t got = recv(p->connection, at, bytes, 0);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
             return lost(p, "has closed the connection");
-        out += got;
+        at += got;
         bytes -= (uint64_t)got;
         until = clock_seconds() + p->timeout_seconds;
     }
@@ -82,8 +83,8 @@ static castor_status receive(const fetch_peer *p, char *out, uint64_t bytes) {
 }
 
 castor_status fetch_range(fetch_peer *p, chunk_kind kind, uint64_t offset, void *out, uint64_t bytes) {
-    castor_status status = ask(p, kind, offset, bytes);
-    return status ? status : receive(p, out, bytes);
+    castor_status status = fetch_ask(p, &(serve_request){.what = kind, .offset = offset, .bytes = bytes});
+    return status ? status : fetch_receive(p, out, bytes);
 }
 
 void fetch_close(fetch_peer *p) {

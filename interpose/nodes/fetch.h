@@ -22,6 +22,10 @@ fetch_peer fetch_peer_of(const char *address, int port, const char *token, doubl
 castor_status fetch_open(fetch_peer *p, bool hello);
 /* Error: the peer has ended, or was silent for timeout_seconds. */
 castor_status fetch_range(fetch_peer *p, chunk_kind kind, uint64_t offset, void *out, uint64_t bytes);
+/* One request, to which the token is added, and bytes of its answer. */
+struct serve_request;
+castor_status fetch_ask(const fetch_peer *p, struct serve_request *request);
+castor_status fetch_receive(const fetch_peer *p, void *out, uint64_t bytes);
 void fetch_close(fetch_peer *p);
 
 #endif

@@ -26,9 +26,14 @@
 
 struct server {
     int listener;
+    serve_source source;
+    char token[TOKEN_MAX];
+};
+
+/* A source: the chunks of a store. */
+struct chunks {
     int file[CHUNK_KIND_COUNT];
     uint64_t file_bytes[CHUNK_KIND_COUNT];
-    char token[TOKEN_MAX];
 };
 
 /* Of all stores' servers of this process: ranks that said hello, and those of them that have not left. */
@@ -36,15 +41,16 @@ static _Atomic int hellos, readers_left;
 
 /* ---- the server ---- */
 
-static bool range_send(const struct server *server, int connection, const serve_request *request) {
+static bool chunks_answer(void *context, int connection, const serve_request *request) {
+    const struct chunks *chunks = context;
     if (request->what >= CHUNK_KIND_COUNT)
         return false;
-    uint64_t file_bytes = server->file_bytes[request->what];
+    uint64_t file_bytes = chunks->file_bytes[request->what];
     if (request->offset > file_bytes || request->bytes > file_bytes - request->offset)
         return false;
     off_t at = (off_t)request->offset;
     for (uint64_t left = request->bytes; left > 0;) {
-        ssize_t sent = sendfile(connection, server->file[request->what], &at, left);
+        ssize_t sent = sendfile(connection, chunks->file[request->what], &at, left);
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent <= 0)
@@ -67,7 +73,7 @@ static bool answer(const struct server *server, int connection, bool *reader) {
         atomic_fetch_add(&hellos, 1);
         return true;
     }
-    return range_send(server, connection, &request);
+    return server->source.answer(server->source.context, connection, &request);
 }
 
 static void *server_main(void *context) {
@@ -126,14 +132,12 @@ static castor_status listen_on(const char *address, int *listener, int *port) {
     return CASTOR_OK;
 }
 
-castor_status serve_start(store *s, const char *token, const char *address, int *port) {
+castor_status serve_source_start(const serve_source *source, const char *token, const char *address,
+                                 int *port) {
     struct server *server = calloc(1, sizeof *server);
     if (!server)
         return error_set(CASTOR_ERR_MEMORY, "no memory for the thread castor-serve");
-    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
-        server->file[kind] = s->chunks.list[kind].fd;
-        server->file_bytes[kind] = s->chunks.section_bytes * (kind == CHUNK_OPTIM ? (uint64_t)s->world : 1);
-    }
+    server->source = *source;
     token_copy(server->token, token);
     castor_status status = listen_on(address, &server->listener, port);
     if (status) {
@@ -147,6 +151,20 @@ castor_status serve_start(store *s, const char *token, const char *address, int 
         return error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-serve (error %d)", failed);
     }
     return CASTOR_OK;
+}
+
+castor_status serve_start(store *s, const char *token, const char *address, int *port) {
+    struct chunks *chunks = calloc(1, sizeof *chunks);
+    if (!chunks)
+        return error_set(CASTOR_ERR_MEMORY, "no memory for the thread castor-serve");
+    for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
+        chunks->file[kind] = s->chunks.list[kind].fd;
+        chunks->file_bytes[kind] = s->chunks.section_bytes * (kind == CHUNK_OPTIM ? (uint64_t)s->world : 1);
+    }
+    castor_status status = serve_source_start(&(serve_source){chunks_answer, chunks}, token, address, port);
+    if (status)
+        free(chunks);
+    return status;
 }
 
 castor_status serve_wait(store *s, int readers, double patience_seconds) {
