@@ -65,7 +65,10 @@ class Job:
 
     def take(self):
         """One request, or the end. True: go on."""
-        message, received, _, _ = socket.recv_fds(self.line, REQUEST_BYTES, FILES_MOST)
+        try:
+            message, received, _, _ = socket.recv_fds(self.line, REQUEST_BYTES, FILES_MOST)
+        except ConnectionResetError:  # it was ended before it read all answers
+            message = b""
         if not message:
             for rank in self.ranks:
                 rank.kill()
