@@ -46,9 +46,11 @@ def recorded(row, folder, ranks):
 
 
 class References:
-    """`seconds(rows, ranks)`: that a run of these cases may take. `failed`: what a plain run that fails says, by the key of its rows."""
+    """`seconds(rows, ranks)`: that a run of these cases may take. `under`: the begin of the command that runs them all. `before`: the program
+    that runs the script, if it does not run by itself. `failed`: what a plain run that fails says, by the key of its rows."""
 
-    def __init__(self, work, python, jobs, seconds):
+    def __init__(self, work, python, jobs, seconds, under=(), before=()):
+        self.under, self.before = under, before
         self.work, self.python, self.jobs, self.seconds = work, python, jobs, seconds
         self.failed = {}
 
@@ -77,29 +79,30 @@ class References:
     def make(self, groups, limit):
         """Makes these plain runs, and those that fail again: a rank of PyTorch may abort at its exit (docs/decisions.md). Only
         here, where nothing of Castor's is in the process."""
-        for left in range(PLAIN_TRIES - 1, -1, -1):
-            seconds = max(limit - time.monotonic(), 0)
-            if not groups or not seconds:
-                return
+        tries = PLAIN_TRIES
+        while groups and time.monotonic() < limit:
+            tries = max(tries - 1, 0)
             folder = tempfile.mkdtemp(dir=self.work, prefix="plain-")
             try:
-                groups = self._make(groups, folder, seconds, last=not left)
+                groups = self._make(groups, folder, limit - time.monotonic(), last=not tries)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _make(self, groups, folder, seconds, last):
-        """Returns those that fail, or, with the `last` try, keeps what they say."""
+        """Returns those that fail. With the `last` try keeps what is there, and what the first case says that is not, and returns the cases
+        behind it."""
         jobs = []
         for number, (ranks, rows) in enumerate(groups):
-            stages = [arguments_of(rows, arguments, False) for _, arguments in rows[0].stages]
+            script, *before = [*self.before, table.path_of(rows[0].script)]
+            stages = [[*before, *arguments_of(rows, arguments, False)] for _, arguments in rows[0].stages]
             where = os.path.join(folder, str(number))
             os.makedirs(where)
-            jobs.append({"script": table.path_of(rows[0].script), "stages": stages, "ranks": ranks if rows[0].distributed else 0,
+            jobs.append({"script": script, "stages": stages, "ranks": ranks if rows[0].distributed else 0,
                          "folder": where, "seconds": self.seconds(rows, ranks) * len(stages)})
         with open(os.path.join(folder, "jobs"), "w") as file:
             file.writelines(json.dumps(job) + "\n" for job in jobs)
         most = min(seconds, sum(job["seconds"] for job in jobs))
-        told = launch.run([self.python, PLAIN, "--jobs", str(self.jobs)], folder, most, given="jobs")
+        told = launch.run([*self.under, self.python, PLAIN, "--jobs", str(self.jobs)], folder, most, given="jobs")
         ended = {said["job"]: said["status"] for said in map(json.loads, told.printed.splitlines())}
         if told.status and not told.timed_out:
             sys.exit(f"run.py: {PLAIN} ends with status {told.status}\n{told.errors}")
@@ -112,10 +115,14 @@ class References:
                 print(f"        {rows[0].script}: plain PyTorch ended with status {finished.status}; it runs again", flush=True)
                 failed.append((ranks, rows))
                 continue
+            missed = [row for row in rows if not recorded(row, jobs[number]["folder"], ranks if row.distributed else 1)]
+            if finished.status and not missed:
+                missed = rows[-1:]
+            for row in missed[:1]:
+                self.failed[self.key(row, ranks)] = f"plain PyTorch fails: {last_words(finished)}"
+            failed += [(ranks, missed[1:])] * bool(missed[1:])
             for row in rows:
-                if finished.status or not recorded(row, jobs[number]["folder"], ranks if row.distributed else 1):
-                    self.failed[self.key(row, ranks)] = f"plain PyTorch fails: {last_words(finished)}"
-                else:
+                if row not in missed:
                     self._keep(row, jobs[number]["folder"], finished.printed, self.key(row, ranks))
         return failed
 

@@ -9,6 +9,7 @@
                                   Every --full run leaves all rows in build/semantics/rows.md
     run.py --hosts 2 --ranks 4    DDP scripts, their ranks on two hosts (tests/hosts.py), against one host's plain run;
                                   --set CASTOR_CHUNK_SIZE=64K lets zero2 and gemini shard small tensors as well
+    run.py --devices              DDP scripts, each rank on a simulated device of its own, over NCCL, against plain PyTorch there (rows_devices.py)
     run.py --self-test            shows that the comparison can fail
 
 The plugin `plain` runs plain PyTorch a second time: a script that differs from itself proves nothing.
@@ -37,6 +38,7 @@ import hosts  # noqa: E402
 import launch  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
+import rows_devices  # noqa: E402
 import runner  # noqa: E402
 import selftest  # noqa: E402
 import short  # noqa: E402
@@ -48,6 +50,8 @@ ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
 TESTED = ("shims/castor", "interpose", "kernels")
 HOSTS = hosts.__file__
+ON_DEVICE = os.path.join(ROOT, "tests", "device", "rank_on_device.py")
+SIMULATED = [*runner.SIMULATED[:2], "--devices", "4", "--numbers", "--"]
 
 
 class Suite:
@@ -57,7 +61,9 @@ class Suite:
         self.python = args.python
         self.torchrun = os.path.join(os.path.dirname(args.python), "torchrun")
         self.results = self.earlier() if args.resume else []
-        self.references = References(self.work, self.python, args.jobs, self.seconds)
+        self.under = SIMULATED if args.devices else []
+        self.before = [ON_DEVICE] if args.devices else []
+        self.references = References(self.work, self.python, args.jobs, self.seconds, self.under, self.before)
         self.lock = threading.Lock()  # of what is printed, and of the results
 
     # Results, kept between calls
@@ -86,7 +92,7 @@ class Suite:
     # How a script is started
 
     def command(self, row, ranks, plugin, arguments, logs):
-        program = [table.path_of(row.script), *arguments]
+        program = [*self.before, table.path_of(row.script), *arguments]
         by_torchrun = not (row.case or row.sort) or self.args.full and plugin == "gemini"
         if row.distributed and plugin != "plain" and self.args.hosts == 1 and not by_torchrun:
             program = [self.python, *runner.ranks(ranks)[1:], *program]
@@ -96,7 +102,7 @@ class Suite:
         else:
             program = [self.python, *([] if by_torchrun else runner.script(plugin)[1:]), *program]
         if plugin == "plain":
-            return program
+            return [*self.under, *program]
         under = [self.args.castor, "run", "--plugin", plugin, "--log-dir", logs if self.args.hosts == 1 else f"{logs}-{{host}}"]
         if self.args.hosts > 1:
             under = [sys.executable, HOSTS, str(self.args.hosts), *under]
@@ -104,7 +110,7 @@ class Suite:
             under += ["--set", option]
         if not row.distributed and plugin != "none" and ranks > 1:
             under += runner.nproc(ranks, program)
-        return [*under, "--", *program]
+        return [*under, "--", *self.under, *program]
 
     def meeting(self, ranks, plugin):
         """How torchrun's ranks find each other."""
@@ -179,6 +185,9 @@ class Suite:
                 return f"castor report {logs} fails: {told.stderr.strip()[:200]}"
             report_of_run = json.loads(told.stdout)
             in_store = any(node["peak_bytes"] for node in report_of_run["model_data"]["nodes"])  # the script may have dropped its models
+            if self.args.devices:
+                in_store = all(rank["tiers"]["device"]["grad"] + rank["tiers"]["host"]["grad"] for rank in report_of_run["ranks"])
+                in_store = in_store and not row.expect.aside  # homes have what PyTorch sums
             left = report_of_run["outcome"].startswith("passthrough") or not in_store
             if left and not row.expect.aside:
                 return f"Castor took no part: {report_of_run['outcome']}, {report_of_run['model_data']['numel']} parameters"
@@ -339,8 +348,10 @@ def chosen(args):
         every = [row for row in every if row.script in args.script or row.script[:-3] in args.script]
     if args.case:
         every = [row for row in every if {row.case, row.title, row.title.partition(": ")[2]} & set(args.case) - {""}]
-    if args.hosts > 1:
+    if args.hosts > 1 or args.devices:
         every = [row for row in every if row.distributed]
+    if args.devices:
+        every = [row for row in every if rows_devices.has(row) and (args.full or args.selected or rows_devices.in_short(row))]
     if not every:
         sys.exit("run.py: no row matches --script and --case")
     plan = []
@@ -390,6 +401,7 @@ def arguments():
     parser.add_argument("--plugin", type=words, help="gemini, ddp, zero1, zero2, fsdp, none, plain")
     parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="begin nothing later than that")
     parser.add_argument("--hosts", type=int, default=1, help="share the ranks out over so many hosts")
+    parser.add_argument("--devices", action="store_true", help="each rank trains on a simulated device")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for every run under Castor")
     parser.add_argument("--markdown", help="write the counts of a --full run to this file")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder for references and runs")
@@ -402,15 +414,17 @@ def arguments():
         parser.error("--hosts must divide --ranks")
     if args.hosts > 1:
         args.build = os.path.join(args.build, f"hosts{args.hosts}")
+    if args.devices:
+        args.build = os.path.join(args.build, "devices")
     if args.set and args.full:
         parser.error("a --full run has the options of its rows")
     if args.markdown and not args.full:
         parser.error("--markdown needs --full")
-    selected = args.script or args.case or args.ranks or args.plugin or args.hosts > 1
-    args.full = args.full or not selected and runner.LENGTH == "all"
-    args.short, args.left = not args.full and not selected, 0
+    args.selected = bool(args.script or args.case or args.ranks or args.plugin or args.hosts > 1)
+    args.full = args.full or not args.selected and runner.LENGTH == "all"
+    args.short, args.left = not (args.full or args.selected or args.devices), 0
     args.ranks = args.ranks or ([2, 4] if args.full or args.short else [2])
-    args.plugin = args.plugin or (["gemini", *OTHERS, "none"] if args.full or args.short else ["gemini"])
+    args.plugin = args.plugin or (["zero2"] if args.devices and not args.full else ["gemini", *OTHERS, "none"] if args.full or args.short else ["gemini"])
     args.build, args.castor = os.path.abspath(args.build), os.path.abspath(args.castor)
     args.python = os.path.abspath(args.python)
     return args
@@ -447,7 +461,7 @@ def main():
         for ranks in sorted({ranks for _, ranks, _ in plan})
         for group in groups_of([row for p, n, row in plan if (p, n) == (plugin, ranks)])
     ]
-    with runner.served(args.castor, *["gemini"] * (args.hosts == 1 and not {*args.plugin}.isdisjoint(ENGINES))):  # which has all engines' ranks
+    with runner.served(args.castor, *["gemini"] * (args.hosts == 1 and not {*args.plugin}.isdisjoint(ENGINES)), under=suite.under):  # which has all engines' ranks
         left = sum(len(group) for group, *_ in in_time(args.jobs, limit, runs))
     if args.full:
         report.write_rows(os.path.join(suite.work, "rows.md"), suite.results, ROOT)

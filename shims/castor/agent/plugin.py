@@ -7,6 +7,7 @@ from . import core, lazy
 from .backward import accumulation, reducer
 from .common import store, traced
 from .device import adoption, step_parts
+from .device_ranks import buckets
 from .nodes import remote
 from .optim import clipping, steps, swapping
 from .precision import checkpoints, loss_scale, masters
@@ -40,9 +41,11 @@ def install():
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]
-    if of_one and torch.version.cuda:  # what this process trains on a device is its own, whoever has started it
+    if torch.version.cuda:
         adoption.install()
         step_parts.install()
+        if not of_one:
+            buckets.install()
     if accumulation.active():  # after the ranks' observer, which decides whether this backward is synchronized
         observers.append(accumulation.Observer())
         traced.need_castor()
@@ -55,7 +58,7 @@ def install():
     clipping.install(ranks)
     swapping.install()
     install_precision()
-    if core.plugin_shards():
+    if core.plugin_shards() or torch.version.cuda:
         remote.install()
     failures.install(ranks)
     leaving.install()

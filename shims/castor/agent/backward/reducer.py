@@ -24,10 +24,16 @@ ASIDE = {  # methods of DistributedDataParallel: why one that is called leaves t
 }
 
 
+at_release = []  # called with parameters whose gradients PyTorch's reducer sums from there on
+on_devices = None  # for parameters on devices: (why_not(parameters, expect_sparse), make(process_group, parameters, find_unused))
+
+
 def why_not(parameters, process_group, expect_sparse):
     """Why this module's gradients must go through PyTorch's own reducer; None when they need not."""
     if process_group.size() == 1 and not masters.serves_one_process(parameters):
         return launchers.ONE_RANK
+    if serves_on_devices(parameters):
+        return on_devices[0](parameters, expect_sparse)
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:
@@ -37,12 +43,14 @@ def why_not(parameters, process_group, expect_sparse):
     return None
 
 
-class Reducer(gradients.Synchronizer):
-    """Stands in for torch.distributed.Reducer."""
+def serves_on_devices(parameters):
+    return on_devices is not None and all(p.is_cuda for p in parameters)
 
-    def __init__(self, group, parameters, find_unused=False):
-        super().__init__(group, parameters)
-        self.find_unused = find_unused
+
+class StandsIn:
+    """For torch.distributed.Reducer, over a synchronizer."""
+
+    find_unused = False
 
     def prepare_for_forward(self):
         if self.broken:
@@ -54,7 +62,7 @@ class Reducer(gradients.Synchronizer):
     def still_expects(self):
         """PyTorch's rule: a forward's gradients may come in several backward passes, each parameter's in one of them. A wrapper that
         looks for unused parameters ends with the first."""
-        return not (self.delayed or self.find_unused) and len(self.ready) < len(self.entries)
+        return not (self.delayed or self.find_unused) and len(self.ready) < len(self.hooks)
 
     def _set_static_graph(self):
         # A parameter may get its gradient in several parts in one backward: they are added at its end.
@@ -82,12 +90,24 @@ class Reducer(gradients.Synchronizer):
         self.remove_hooks()
 
 
+class Reducer(StandsIn, gradients.Synchronizer):
+    def __init__(self, group, parameters, find_unused=False):
+        super().__init__(group, parameters)
+        self.find_unused = find_unused
+
+
+def _make(process_group, parameters, find_unused):
+    if serves_on_devices(parameters):
+        return on_devices[1](process_group, parameters, find_unused)
+    return Reducer(grouping.group_of(process_group), parameters, find_unused)
+
+
 def of_replicas(process_group, parameters):
     """A reducer for parameters that no DistributedDataParallel wraps, alike on all ranks of the group; None: the plugin has none for
     them, and they stay the script's."""
     if not store.active() or dist.Reducer is not _make_reducer or why_not(parameters, process_group, []) is not None:
         return None
-    return Reducer(grouping.group_of(process_group), parameters)
+    return _make(process_group, parameters, False)
 
 
 class Logger:
@@ -121,7 +141,7 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     parameters = list(parameters)
     reason = why_not(parameters, process_group, expect_sparse)
     if reason is None:
-        return Reducer(grouping.group_of(process_group), parameters, find_unused_parameters)
+        return _make(process_group, parameters, find_unused_parameters)
     if process_group.size() > 1:
         global said_why
         said_why = True
@@ -168,7 +188,7 @@ def _adopt_before_broadcast(stock):
         ignored = set(params_and_buffers_to_ignore)
         named = {name: p for name, p in module.named_parameters() if name not in ignored and p.requires_grad}
         sparse = any(getattr(m, "sparse", False) for m in module.modules())
-        if src == 0 and named and masters.dtype is None and not why_not(named.values(), process_group, [sparse]):
+        if src == 0 and named and not serves_on_devices(named.values()) and masters.dtype is None and not why_not(named.values(), process_group, [sparse]):
             store.adopt(grouping.group_of(process_group), list(named.values()))
             ignored |= named.keys()
         return stock(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
@@ -193,12 +213,12 @@ def _init_helper(stock):
 
 
 def _make_logger(reducer):
-    return Logger(reducer) if isinstance(reducer, Reducer) else _real_logger(reducer)
+    return Logger(reducer) if isinstance(reducer, StandsIn) else _real_logger(reducer)
 
 
 def step_aside(ddp, reason):
     """Gives a wrapped module PyTorch's own reducer back, before it trains on."""
-    if not isinstance(ddp.reducer, Reducer):
+    if not isinstance(ddp.reducer, StandsIn):
         return
     if masters.dtype is not None:
         masters.refuse(reason)
@@ -206,6 +226,8 @@ def step_aside(ddp, reason):
     ddp.reducer.remove_hooks()
     parameters, expect_sparse = ddp._build_params_for_reducer()
     store.release(parameters)
+    for release in at_release:
+        release(parameters)
     dist.Reducer, dist.Logger = _real_reducer, _real_logger
     try:
         ddp._ddp_init_helper(parameters, expect_sparse, {}, ddp.static_graph)

@@ -17,7 +17,7 @@ from ..common.parts import divide_by_device
 from ..precision import masters
 from . import adoption, homes, shortage
 
-# Classes whose step writes gradients only where _writes_gradients says so.
+# Classes whose step writes gradients only where writes_gradients says so.
 _KNOWN = tuple(getattr(torch.optim, name) for name in ("Adam", "AdamW", "SGD"))
 _states_seen = weakref.WeakKeyDictionary()  # optimizer: how many parameters had states after its last step in parts
 
@@ -132,8 +132,8 @@ def _parts(optimizer, pairs, divisible):
 
 def _share_memory(optimizer, pairs):
     """Whether two of the tensors, of which one may be written, have addresses in common."""
-    writes_gradients = _writes_gradients(optimizer)
-    ranges = [(t.data_ptr(), tensors.extent(t), t is not grad or writes_gradients) for p, grad in pairs for t in _tensors_of(optimizer, p, grad)]
+    writes = writes_gradients(optimizer)
+    ranges = [(t.data_ptr(), tensors.extent(t), t is not grad or writes) for p, grad in pairs for t in _tensors_of(optimizer, p, grad)]
     end = written_end = 0
     for first, size, written in sorted(ranges):
         if first < (end if written else written_end):
@@ -149,7 +149,8 @@ def _copied_bytes(optimizer, pair):
     return sum(t.nbytes for t in _tensors_of(optimizer, p, grad)) + (0 if masters.of(p) is None else 4 * grad.numel())
 
 
-def _writes_gradients(optimizer):
+def writes_gradients(optimizer):
+    """Whether its steps may write gradients."""
     known = type(optimizer) in _KNOWN or separable.has_declared(type(optimizer))
     return (not known or getattr(optimizer, "grad_scale", None) is not None
             or any(group.get("nesterov") for group in optimizer.param_groups))
@@ -221,11 +222,11 @@ class _Part:
 
     def _go(self):
         gradients = {id(grad) for _, grad in self.pairs}
-        writes_gradients = _writes_gradients(self.optimizer)
+        writes = writes_gradients(self.optimizer)
         self._states_come_home()  # in the order of the steps, from which their memory comes
         self.device.goes.wait_stream(self.device.steps)
         with torch.cuda.stream(self.device.goes):
-            gone = sum(copy.go(writes_gradients or id(copy.tensor) not in gradients) for copy in self.copies)
+            gone = sum(copy.go(writes or id(copy.tensor) not in gradients) for copy in self.copies)
             self._count(core.HOME_HOST, gone, self.device.goes)
             self.gone = self.device.goes.record_event()
 

@@ -1,14 +1,16 @@
-"""Optimizer states that another node keeps: read from it when the script looks at them, and forgotten at the next step."""
+"""Optimizer states that another node, or another rank, keeps: read from it when the script looks at them, and forgotten at the next step."""
 import copy
 import ctypes
 import functools
 import pickle
 import sys
+import typing
 
 import torch
 
 from .. import core, patching
 from ..common import store
+from . import peers
 
 
 def key_of(key):
@@ -17,16 +19,22 @@ def key_of(key):
 
 
 class RemoteState(dict):
-    """The value in optimizer.state of a parameter that another node's owner steps. Edits are lost at the next step, as
-    they are on every rank but the owner's."""
+    """The value in optimizer.state of a parameter that another node's owner steps, or another rank. Edits are lost at the next step, as
+    they are on every rank but the owner's.
 
-    __slots__ = ("peer", "items_there", "here", "names")
+    source       has a function read(states), which gives each its items by take(); equal sources read together
+    items_there  what the source needs to know"""
 
-    def __init__(self, peer, items, before):
+    __slots__ = ("source", "items_there", "here", "names")
+
+    def __init__(self, source, items, before):
         """`before`: the earlier state there, whose keys stay the same objects."""
         super().__init__()
-        self.peer, self.items_there, self.here = peer, items, False
+        self.source, self.items_there, self.here = source, items, False
         self.names = {key: key for key in before or ()}
+
+    def take(self, key, value):
+        dict.__setitem__(self, self.names.get(key) or key_of(key), value)
 
     def renew(self, items):
         self.items_there, self.here = items, False
@@ -69,26 +77,42 @@ for _name in (
 
 
 def read_states(states):
-    """Reads states that are not here yet: those of one node over one connection."""
-    by_peer = {}
+    """Reads states that are not here yet: those of one source over one connection."""
+    by_source = {}
     for state in states:
-        by_peer.setdefault(state.peer, []).append(state)
-    for peer, its in by_peer.items():
+        state.here = True
+        by_source.setdefault(state.source, []).append(state)
+    for source, its in by_source.items():
+        source.read(its)
+
+
+class OfNode(typing.NamedTuple):
+    """States that a node keeps in its store: items are (key, spec, pickled), as a directory has them (optim/states.py)."""
+
+    peer: peers.Peer
+
+    def read(self, states):
         places, tensors = [], []
-        for state in its:
-            state.here = True
+        for state in states:
             for key, spec, pickled in state.items_there:
                 value = pickle.loads(pickled) if spec is None else torch.empty_strided(*spec[1:3], dtype=spec[3])
                 if spec is not None:
                     places.append((spec[0], value.numel() * value.element_size()))
                     tensors.append(value)
-                dict.__setitem__(state, state.names.get(key) or key_of(key), value)
+                state.take(key, value)
         if not tensors or not store.active():
-            continue
+            return
         count = len(tensors)
-        core.node_read(peer.address, peer.port, peer.token, (ctypes.c_uint64 * count)(*(offset for offset, _ in places)),
+        core.node_read(*self.peer, (ctypes.c_uint64 * count)(*(offset for offset, _ in places)),
                        (ctypes.c_uint64 * count)(*(nbytes for _, nbytes in places)),
                        core.pointers([t.data_ptr() for t in tensors]), count)
+
+
+def values_here(state):
+    """Of a value of optimizer.state, what is in this process."""
+    if isinstance(state, RemoteState):
+        return dict.values(state) if state.here else ()
+    return state.values()
 
 
 def of(optimizer):

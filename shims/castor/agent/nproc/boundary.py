@@ -168,7 +168,7 @@ class Boundary:
 
     def _call_in_fork(self, stock, module, args, kwargs):
         """Whole, in the process that audits; its graph is watched all the same."""
-        if not torch.is_grad_enabled() or events.depth():
+        if not torch.is_grad_enabled() or events.is_running():
             return stock(module, *args, **kwargs)
         self.job.audit.step_ended_in_fork()
         result = self._computed_whole(stock, module, args, kwargs)
@@ -208,7 +208,7 @@ class Boundary:
     def _able(self):
         """Whether the outermost call of a model that begins now may be divided. In others the script looks at numbers, or PyTorch does."""
         job = self.job
-        return not (job.synchronizer is None or events.depth() or not store.active()
+        return not (job.synchronizer is None or events.is_running() or not store.active()
                     or job.distributed or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or torch.jit.is_tracing() or rows.many_at_a_time()
                     or torch.autograd.forward_ad._current_level >= 0 or threading.current_thread() is not threading.main_thread())
 

@@ -2,6 +2,7 @@
 
 If not all ranks call one, or some rank's gradients are not all untouched sums, each rank does it in its own pages (the stock
 function): slower, never different."""
+import contextlib
 import functools
 import zlib
 
@@ -12,7 +13,9 @@ from torch.utils import _foreach_utils
 from .. import core, patching
 from ..backward import accumulation
 from ..common import parts, store
+from ..device_ranks import entries, sums
 from ..precision import masters
+from . import gradients_on_devices
 
 
 _job = None  # the ranks of a single-process script
@@ -121,6 +124,13 @@ def _clip_grad_norm(stock):
     @torch.no_grad()
     def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
         listed = _as_list(parameters)
+        if entries.serves(listed) and accumulation.at_boundary(listed):
+            gradients = gradients_on_devices.Gradients(listed)
+            operation = "norm", float(max_norm), float(norm_type), foreach
+            if gradients.by_owners(*operation):
+                return gradients_on_devices.clip_grad_norm(gradients, float(max_norm), float(norm_type), error_if_nonfinite, foreach)
+            with gradients.alike(*operation):
+                return stock(listed, max_norm, norm_type, error_if_nonfinite, foreach)
         gradients = _Gradients(listed) if store.groups() and store.active() else None
         acts = accumulation.at_boundary(listed)
         if not acts:
@@ -161,6 +171,12 @@ def _clip_grad_value(stock):
         listed = _as_list(parameters)
         if not accumulation.at_boundary(listed):
             return None
+        if entries.serves(listed):
+            gradients = gradients_on_devices.Gradients(listed)
+            if gradients.by_owners("value", float(clip_value), foreach):
+                return gradients_on_devices.clip_grad_value(gradients, float(clip_value))
+            with gradients.alike("value", float(clip_value)):
+                return stock(listed, clip_value, foreach)
         gradients = _Gradients(listed) if store.groups() and store.active() else None
         if _job is not None and gradients is not None:
             _job.gradients_clipped("value", float(clip_value))
@@ -182,6 +198,14 @@ def _unscale(stock):
         listed = [p for g in optimizer.param_groups for p in g["params"]]
         if not accumulation.at_boundary(listed):
             return {found_inf.device: found_inf}
+        if entries.serves(listed):
+            gradients = gradients_on_devices.Gradients(listed)
+            fp16 = any(p.dtype is torch.float16 for p, _ in gradients.pairs)
+            if not (fp16 and not allow_fp16) and gradients.by_owners("unscale", inv_scale.item()):
+                gradients_on_devices.unscale(gradients, found_inf, inv_scale)
+                return {found_inf.device: found_inf}
+            with gradients.alike("unscale", inv_scale.item() if gradients.group else 0):
+                return stock(self, optimizer, inv_scale, found_inf, allow_fp16)
         gradients = _Gradients(listed) if store.groups() and store.active() else None
         fp16 = gradients is not None and any(p.grad.dtype is torch.float16 for p, _ in gradients.pairs)
         if (
@@ -208,6 +232,14 @@ def _zero_grad(stock, parameters_of):
 
     @functools.wraps(stock)
     def zero_grad(self, set_to_none=True):
+        if entries.serves_any():
+            parameters = list(parameters_of(self))
+            gradients_on_devices.zero(parameters, set_to_none)
+            with sums.unseen() if set_to_none else contextlib.nullcontext():
+                return _zero(self, set_to_none)
+        return _zero(self, set_to_none)
+
+    def _zero(self, set_to_none):
         zeroes = not set_to_none and bool(store.groups())
         if not store.active() or not (zeroes or accumulation.active()):
             return stock(self, set_to_none)

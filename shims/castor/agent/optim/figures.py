@@ -7,6 +7,8 @@ import torch
 
 from .. import core
 from ..common import store
+from ..device_ranks import sums
+from ..nodes import remote
 from ..process import launchers
 
 _numbers = weakref.WeakKeyDictionary()  # optimizer: its number
@@ -59,9 +61,10 @@ def _tell_model_data():
                 continue
             seen.add(id(p))
             add(0, p)
-            if p.grad is not None and p.grad.layout is torch.strided:
-                add(1, p.grad)
-            for value in optimizer.state.get(p, {}).values():
+            grad = sums.grad_of(p)
+            if grad is not None and grad.layout is torch.strided:
+                add(1, grad)
+            for value in remote.values_here(optimizer.state.get(p, {})):
                 if isinstance(value, torch.Tensor):
                     add(2, value)
     count = len(on_devices)

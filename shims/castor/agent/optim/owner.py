@@ -10,7 +10,7 @@ from ..common import parts, store
 from ..device import step_parts
 from ..nodes import remote
 from ..precision import masters
-from . import states
+from . import agreed, owner_on_devices, states
 
 
 class _Thread(threading.local):
@@ -55,28 +55,6 @@ def closure_of(args, kwargs):
     return closure if callable(closure) else None
 
 
-def _agreed_values(optimizer, pairs):
-    """(label, number) of what must be the same on every rank: the numeric hyperparameters, and the number of parameters."""
-    agreed = [("the number of parameters", float(len(pairs)))]
-    for number, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            for v in () if key == "params" else value if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(v, (int, float)) or isinstance(v, torch.Tensor) and v.numel() == 1:
-                    agreed.append((f"{key} of parameter group {number}", float(v)))
-    return agreed
-
-
-def _checksum(gradients):
-    """A checksum of the gradients as this rank sees them."""
-
-    def digest(grad):
-        dense = grad.detach().contiguous()
-        return core.digest(dense.data_ptr(), dense.nbytes)
-
-    digests = [0 if grad is None else digest(grad) for grad in gradients]
-    return float(core.digest((ctypes.c_uint64 * len(digests))(*digests), 8 * len(digests)) >> 11)  # exact as a double
-
-
 class _OwnerStep:
     """One step of a separable class, over one group."""
 
@@ -98,8 +76,7 @@ class _OwnerStep:
         """One barrier of the ranks, or more if the script has moved something or changed gradients. Owners step for all ranks, so
         all must have changed the gradients alike. (A closure makes its gradients later.)"""
         changed, away, moved = self._changed(), *self._look()
-        agreed = _agreed_values(self.optimizer, self.pairs)
-        every = self.group.begin_step(agreed, [float(changed), float(moved), *(running.said if running else ())])
+        every = self.group.begin_step(agreed.values(self.optimizer, self.pairs), [float(changed), float(moved), *(running.said if running else ())])
         if running:
             running.heard([said for _, _, *said in every])
         settles = any(moved for _, moved, *_ in every)
@@ -109,7 +86,7 @@ class _OwnerStep:
         checksum = []
         if changed_on:
             label = f"the checksum of the gradients (the script changed them on rank {', '.join(changed_on)})"
-            checksum = [(label, float(_checksum(p.grad for _, p, _ in self.shared)))]
+            checksum = [(label, float(agreed.checksum(p.grad for _, p, _ in self.shared)))]
         if changed_on or settles:
             self.group.begin_step(checksum)
         if self.group.sharded:
@@ -247,15 +224,27 @@ class _OwnerStep:
         self.states.fetch(self.optimizer, self.group, self.pairs, added)
 
 
-def _on_devices(func, optimizer, args, kwargs, divisible):
-    """A step of model data on devices, in parts. The classes here call a closure before anything else."""
+def _on_devices(func, optimizer, args, kwargs, divisible, running):
+    """A step of model data on devices, by owners, or in parts. The classes here call a closure before anything else."""
     closure = closure_of(args, kwargs)
     loss = None
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
         args, kwargs = _replace_closure(args, kwargs, None)
-    result = step_parts.step(optimizer, lambda: func(optimizer, *args, **kwargs), divisible)
+    pairs = owner_on_devices.pairs_of(optimizer)
+
+    def run():
+        return func(optimizer, *args, **kwargs)
+
+    if pairs and not owner_on_devices.steps_locally(optimizer, pairs):
+        if running:
+            running.mode = core.MODE_OWNER
+        result = owner_on_devices.step(optimizer, pairs, run, divisible, running)
+    else:
+        if running:
+            running.compare_alone()
+        result = step_parts.step(optimizer, run, divisible) if step_parts.wanted(optimizer, divisible) else run()
     return result if closure is None else loss
 
 
@@ -273,14 +262,14 @@ def by_owners(func, divisible=False):
         if thread.in_owner_step or not store.active():
             return func(self, *args, **kwargs)
         pairs = pairs_of(self) if not masters.on_devices(self) else []
-        if running and running.optimizer is not self and len(pairs) != len(pairs_of(running.optimizer)):
+        if running and running.optimizer is not self and any(len(of(self)) != len(of(running.optimizer)) for of in (pairs_of, owner_on_devices.pairs_of)):
             return func(self, *args, **kwargs)  # the outer one divides the parameters in its own way (ZeRO)
         closure = closure_of(args, kwargs)
         if not pairs:
+            if owner_on_devices.pairs_of(self) or step_parts.wanted(self, divisible):
+                return _on_devices(func, self, args, kwargs, divisible, running)
             if running:
                 running.compare_alone()
-            if step_parts.wanted(self, divisible):
-                return _on_devices(func, self, args, kwargs, divisible)
             return func(self, *args, **kwargs)
         if closure is None and is_local(pairs):
             masters.refuse_local(pairs)

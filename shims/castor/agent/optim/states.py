@@ -197,7 +197,7 @@ class OptimizerStates:
         core.copy_many(*_many(small, core.pointers([p.tensor.data_ptr() for p in small]),
                               core.pointers([p.view_address for p in small])))
         if fresh:
-            _order_as_parameters(optimizer)
+            order_as_parameters(optimizer)
 
     @staticmethod
     def _take_remote(optimizer, peer, p, items):
@@ -205,7 +205,7 @@ class OptimizerStates:
         if isinstance(state, remote.RemoteState):
             state.renew(items)
         else:
-            optimizer.state[p] = remote.RemoteState(peer, items, state)
+            optimizer.state[p] = remote.RemoteState(remote.OfNode(peer), items, state)
 
     def _take(self, group, state, entry, items, edited, small):
         self.settled.pop(entry, None)
@@ -245,7 +245,7 @@ def directory_put(group, directory):
     core.directory_put(group.handle, data, len(data))
 
 
-def _order_as_parameters(optimizer):
+def order_as_parameters(optimizer):
     """Plain PyTorch inserts states in the order of the parameters; files depend on it."""
     ordered = [(p, optimizer.state[p]) for p in store.parameters_of(optimizer) if p in optimizer.state]
     known = {p for p, _ in ordered}

@@ -61,7 +61,7 @@ def _outermost(wrapper):
         running = owner.thread.running = owner.Running(self)
         begin = core.phase_begin(core.PHASE_OPTIMIZER)
         try:
-            if events.depth():
+            if events.is_running():
                 _step_in_backward(self)
             try:
                 if _job is not None and closure is None:
@@ -92,7 +92,7 @@ def _outermost(wrapper):
 
 def _micro_step(optimizer, closure):
     """A step that CASTOR_ACCUMULATE leaves out."""
-    if events.depth():
+    if events.is_running():
         raise core.Error("castor: an optimizer steps inside a backward pass: use CASTOR_ACCUMULATE=1")
     with torch.enable_grad():
         result = None if closure is None else closure()

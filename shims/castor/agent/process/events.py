@@ -1,7 +1,8 @@
 """Backward passes, counted at their outermost depth.
 
 Every call of the autograd engine goes through torch.autograd.graph._engine_run_backward; reentrant checkpointing nests
-it. The end of a backward is the return of the outermost call of the thread."""
+it. The end of a backward is the return of the outermost call. What belongs to a device runs in a thread of PyTorch's own, of which all work,
+nested calls as well, belongs to the pass that another thread has called last."""
 import functools
 import threading
 
@@ -11,17 +12,28 @@ import torch.autograd.graph
 from .. import core, patching
 from . import stacks
 
-_thread = threading.local()
+_thread = threading.local()  # .pending: of the outermost pass that this thread has called
+_running = []  # the same of all threads, in the order of their calls
 
 
-def depth():
-    return getattr(_thread, "depth", 0)
+def _pending():
+    """What comes at the end of the pass that runs this; None: none does."""
+    own = getattr(_thread, "pending", None)
+    if own is None and _running and torch._C._current_graph_task_id() >= 0:
+        return _running[-1]
+    return own
+
+
+def is_running():
+    """Whether this is called by a backward pass."""
+    return _pending() is not None
 
 
 def at_end(callback, raised):
     """Runs `callback` when the running outermost backward has returned. If it, or a callback, raises: runs `raised(error)`."""
-    if depth():
-        _thread.pending.append((callback, raised))
+    pending = _pending()
+    if pending is not None:
+        pending.append((callback, raised))
     else:  # an engine call that did not come through Python
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
@@ -56,6 +68,10 @@ class Observer:
 _observers = []
 
 
+def _end(pending):
+    _running[:] = [other for other in _running if other is not pending]
+
+
 def observe(observer):
     """`observer` is one more observer."""
     _observers.append(observer)
@@ -70,16 +86,13 @@ def _wrap(run):
     @stacks.unseen
     @functools.wraps(run)
     def engine_run_backward(t_outputs, *args, **kwargs):
-        if depth():
-            _thread.depth += 1
-            try:
-                return run(t_outputs, *args, **kwargs)
-            finally:
-                _thread.depth -= 1
+        if is_running():
+            return run(t_outputs, *args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", False)
         begin = core.phase_begin(core.PHASE_BACKWARD) if accumulates else None
-        _thread.depth, _thread.pending = 1, []
-        heard, pending = tuple(_observers) if accumulates else (), _thread.pending
+        pending = _thread.pending = []
+        _running.append(pending)
+        heard = tuple(_observers) if accumulates else ()
         try:
             try:
                 try:
@@ -91,7 +104,8 @@ def _wrap(run):
                             observer.gradients_taken(args[3], bool(args[2]))
                     result = run(t_outputs, *args, **kwargs)
                 finally:
-                    _thread.depth, _thread.pending = 0, []
+                    _thread.pending = None
+                    _end(pending)
                 if not accumulates and len(args) > 3:
                     for observer in _observers:
                         result = observer.gradients_made(result, bool(args[2]))

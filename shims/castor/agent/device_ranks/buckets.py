@@ -1,0 +1,446 @@
+"""The gradients of each backward are summed by buckets, over the script's process group, while the backward runs; p.grad is a part of one, or
+the owner alone has the sum (sums.py).
+
+As DistributedDataParallel does: a gradient is divided by the number of ranks before it is added; what a rank did not use counts zero, and
+p.grad of what no rank used stays as it was. The core divides parameters into buckets (interpose/gradients/buckets.h)."""
+import collections
+import itertools
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from .. import core
+from ..backward import reducer
+from ..common import store, tensors
+from ..device import homes
+from ..precision import masters
+from ..process import events
+from . import entries, kept, sums
+
+IN_FLIGHT = 3  # collectives of a backward, where owners alone keep the sums: so many buckets are there at a time
+
+_numbers = itertools.count()
+_sharded = weakref.WeakSet()  # synchronizers whose sums owners alone keep
+
+
+class Part:
+    """A parameter in a bucket."""
+
+    __slots__ = "parameter", "entry", "place", "bucket", "synchronizer", "bytes", "range", "is_put", "in_bucket", "kept"
+
+    def __init__(self, p, entry, place, bucket, synchronizer):
+        self.parameter, self.entry, self.place, self.bucket = weakref.ref(p), entry, place, bucket
+        self.synchronizer, self.bytes = weakref.ref(synchronizer), p.numel() * p.element_size()
+        self.range = 0  # its number among those that the owner keeps
+        self.is_put = self.in_bucket = False  # in this backward: its gradient was put into the bucket, and p.grad is there
+        self.kept = None  # the values of p.grad, if no gradient came and it lies in the bucket
+
+
+class Bucket:
+    """single: the owner alone gets the sum."""
+
+    def __init__(self, number):
+        self.number, self.owner, self.single = number, 0, False
+        self.parts, self.numel, self.dtype = [], 0, None
+        self.memory = None  # in a backward
+        self.missing, self.streams = 0, []
+
+    def add(self, part, p):
+        self.parts.append(part)
+        self.dtype, self.owner = p.dtype, part.place.owner
+        self.numel = max(self.numel, part.place.offset // p.element_size() + p.numel())
+
+    def begin(self):
+        self.memory, self.missing, self.streams = None, len(self.parts), []
+        for part in self.parts:
+            part.is_put = part.in_bucket = False
+
+    def open(self, device, keeps):
+        """The memory for this backward: that of p.grad, if it is still all parameters' p.grad, else new one. `keeps`: this rank gets the sum."""
+        if self.memory is None and keeps:
+            self.memory = self._in_place()
+        if self.memory is None:
+            with homes.born(homes.GRADIENT, device.index):
+                self.memory = torch.empty(self.numel, dtype=self.dtype, device=device)
+        return self.memory
+
+    def _in_place(self):
+        first = self.parts[0].parameter()
+        grad = None if first is None else sums.grad_of(first)
+        if grad is None or grad.dtype is not self.dtype:
+            return None
+        storage = grad.untyped_storage()
+        size = self.numel * self.dtype.itemsize
+        if storage.nbytes() < size or any(not self._lies_in(part, storage.data_ptr()) for part in self.parts):
+            return None
+        return torch.empty(0, dtype=self.dtype, device=grad.device).set_(storage, 0, (self.numel,))
+
+    @staticmethod
+    def _lies_in(part, address):
+        p = part.parameter()
+        grad = None if p is None else sums.grad_of(p)
+        return grad is not None and tensors.is_at(grad, address + part.place.offset, p)
+
+
+class Synchronizer:
+    """Sums the gradients of a list of parameters at the end of each backward for which `expecting` is set. It lives as long as its owner, as
+    DistributedDataParallel's reducer: its hooks do not hold it."""
+
+    def __init__(self, group, parameters):
+        self.group, self.number = group, next(_numbers)
+        self.device = parameters[0].device
+        self.delayed = self.expecting = self.begun = False
+        self.broken = None  # why no backward can be synchronized any more
+        self.ready = set()  # the parts whose gradients came since expect()
+        self.waiting = None  # the part whose gradient came last: the script's own hooks, which run after ours, still look at p.grad
+        self.next = 0  # of the buckets, the first that is not being summed
+        self.works = collections.deque()  # (of a collective, its bucket; None: it has none)
+        self.all_used = self.all_used_flags = None  # on the device, what is mostly said
+        self.scale = 1.0 / group.world
+        self._adopt(parameters)
+        self.hooks = []
+        weakref.finalize(self, _unhook, self.hooks).atexit = False
+        for part in self.parts:
+            self._hook(part)
+
+    def _adopt(self, parameters):
+        found, places, count = entries.adopt(self.group, parameters)
+        self.buckets = [Bucket(number) for number in range(count)]
+        self.parts = []
+        for p, entry, place in zip(parameters, found, places):
+            part = Part(p, entry, place, self.buckets[place.bucket], self)
+            part.bucket.add(part, p)
+            self.parts.append(part)
+        self.touched = set()  # numbers of buckets of whose sums something has looked at one here, since the last backward
+        self.keep = self.told = None
+        if core.plugin_shards():
+            kept.peers_of(self.group)  # on all ranks together
+        if core.plugin_shards() > 1:
+            self._shard()
+
+    def _shard(self):
+        """Owners alone keep the sums."""
+        sums.install()
+        self.group.sharded += 1
+        self.keep = sums.Keep(self, 1 << 31 | self.group.sharded)
+        for bucket in self.buckets:  # who owns a parameter in another process group has another number there
+            bucket.single = all(part.entry.group is self.group for part in bucket.parts)
+        _sharded.add(self)
+
+    def _number_ranges(self):
+        """Of the parts that each owner keeps."""
+        counts = collections.Counter()
+        for part in self.parts:
+            if part.bucket.single:
+                part.range = counts[part.bucket.owner]
+                counts[part.bucket.owner] += 1
+
+    def _hook(self, part):
+        this = weakref.ref(self)
+
+        def ready(p):
+            synchronizer = this()
+            if synchronizer is not None:
+                synchronizer._ready(part, p)
+
+        self.hooks.append(part.parameter().register_post_accumulate_grad_hook(ready))
+
+    def remove_hooks(self):
+        _unhook(self.hooks)
+
+    def expect(self):
+        """The next gradients are to be summed."""
+        self.expecting = True
+        self.ready.clear()
+
+    def still_expects(self):
+        """Whether gradients of further backward passes belong to those that were summed just now."""
+        return False
+
+    def refuse_broken(self):
+        raise core.GroupError(f"castor: {self.broken}")
+
+    # ---- while a backward runs
+
+    def _ready(self, part, p):
+        if not store.active():
+            return
+        part.entry.synced = False
+        if sums.is_elsewhere(p):
+            sums.bring(p)
+        if not self.expecting:
+            return
+        if not self.begun:
+            self._begin()
+        if self.delayed:
+            return
+        if part in self.ready:
+            raise RuntimeError(
+                "Expected to mark a variable ready only once: a parameter got two gradients after one forward of its DistributedDataParallel. Add "
+                "the losses and call backward() once; for reentrant checkpointing of shared weights pass static_graph=True to "
+                "DistributedDataParallel, or use_reentrant=False to checkpoint().")
+        self.ready.add(part)
+        self._reap()
+        self.waiting = part
+        if part.entry.summing is None:
+            part.entry.summing = self
+
+    def _begin(self):
+        if self.broken:
+            self.refuse_broken()
+        self._open()
+        events.at_end(self._end, self._raised)
+
+    def _open(self):
+        if self.keep is not None:
+            for part in self.parts:
+                p = part.parameter()
+                if p is not None and sums.is_elsewhere(p):
+                    sums.bring(p)
+            self._sum_everywhere()
+            self._number_ranges()
+            self.keep.begin()
+        self.begun, self.next = True, 0
+        for bucket in self.buckets:
+            bucket.begin()
+
+    def _reap(self):
+        part, self.waiting = self.waiting, None
+        if part is not None:
+            self._put(part, used=True)
+            self._sum_complete()
+
+    @torch.no_grad()
+    def _put(self, part, used):
+        """Puts a gradient into its bucket, scaled. From there on p.grad is its place there, unless the script holds the tensor that it was."""
+        p, bucket = part.parameter(), part.bucket
+        memory, part.is_put = bucket.open(self.device, self._gets(bucket)), True
+        bucket.missing -= 1
+        if p is None or part.entry.summing not in (None, self):
+            memory.narrow(0, part.place.offset // memory.element_size(), 0 if p is None else p.numel()).zero_()
+            return
+        part.entry.summing = self
+        view, grad = entries.no_grad_view(memory, part.place, p), sums.grad_of(p)
+        if grad is None:
+            view.zero_()
+        elif grad.layout is not torch.strided:
+            raise core.Error("castor: a gradient is sparse: make it dense (Embedding(sparse=False)), or run this script on one rank")
+        elif tensors.is_at(grad, view.data_ptr(), view):
+            part.kept = None if used else grad.clone()
+            part.in_bucket = used
+            grad.mul_(self.scale)
+        else:
+            torch.mul(grad, self.scale, out=view)
+            del grad
+            part.in_bucket = used and self._replace(part, p, view)
+        stream = torch.cuda.current_stream(self.device)
+        if stream not in bucket.streams:
+            bucket.streams.append(stream)
+
+    @staticmethod
+    def _replace(part, p, view):
+        """p.grad becomes the view, and its own memory is freed, unless something else can reach that, or it is the tensor that the script saw
+        before this backward. Returns whether it did."""
+        grad = sums.grad_of(p)
+        if tensors.storage_users(grad) > 1 or not grad.untyped_storage().resizable() or part.entry.was_shown(grad):
+            return False
+        held = weakref.ref(grad)
+        with sums.unseen():
+            p.grad = grad = None
+            p.grad = view if held() is None else held()
+        return held() is None
+
+    def _sum_complete(self):
+        """Buckets that are complete, in their order: it is the same on all ranks."""
+        while self.next < len(self.buckets) and not self.buckets[self.next].missing:
+            bucket = self.buckets[self.next]
+            current = torch.cuda.current_stream(self.device)
+            for stream in bucket.streams:
+                if stream != current:
+                    current.wait_stream(stream)
+            self._sum(bucket)
+            self.next += 1
+
+    def _sum(self, bucket):
+        memory, group = bucket.memory, self.group.process_group
+        if bucket.single:
+            work = dist.reduce(memory, self.group.ranks[bucket.owner], group=group, async_op=True)
+        else:
+            work = dist.all_reduce(memory, group=group, async_op=True)
+        self.works.append((work, bucket))
+        if self.keep is not None and len(self.works) > IN_FLIGHT:
+            self._wait_for_oldest()
+
+    def _gets(self, bucket):
+        """Whether this rank gets the bucket's sum."""
+        return not bucket.single or bucket.owner == self.group.rank
+
+    def _wait_for_oldest(self):
+        """In the order of the stream. What another rank keeps is freed here."""
+        work, bucket = self.works.popleft()
+        work.wait()
+        if self.keep is not None:
+            self.keep.release()
+        if bucket is None or self._gets(bucket):
+            return
+        for part in bucket.parts:
+            if part.in_bucket and part.entry.summing is self and part.parameter() is not None:
+                sums.leave(part)
+        bucket.memory = None
+
+    # ---- its end
+
+    def sum_accumulated(self):
+        """Sums what backward passes without synchronization have left in p.grad. On every rank together."""
+        if self.broken:
+            self.refuse_broken()
+        self._open()
+        self._end()
+
+    def _end(self):
+        try:
+            self._reap()
+            used = [self._is_used(part) for part in self.parts]
+            for part, is_used in zip(self.parts, used):
+                if not part.is_put:
+                    self._put(part, is_used)
+            self._sum_complete()
+            by_any = self._used_by_any(used)
+            while self.works:
+                self._wait_for_oldest()
+            with torch.no_grad(), sums.unseen():
+                changed = [part for part, here, anywhere in zip(self.parts, used, by_any()) if self._show(part, here or anywhere)]
+            self.begun = False
+            if self.keep is not None:
+                self.keep.show([part for part in self.parts if part.bucket.single and part.bucket.owner == self.group.rank])
+                for part in changed:
+                    self._renew(part)
+            self.expecting = self.expecting and self.still_expects()
+        except BaseException as error:
+            self._raised(error)
+            raise
+        finally:
+            for bucket in self.buckets:
+                bucket.memory = None
+
+    def _is_used(self, part):
+        """Whether this rank made a gradient of it since the last sum."""
+        return not part.entry.synced
+
+    def _used_by_any(self, used):
+        """Says to all ranks which parameters this one has used, and which sums it has looked at. Returns a function that tells which parameters
+        some rank has used; it waits for the device only where this rank has not used all."""
+        flags = [*used, *(bucket.number in self.touched for bucket in self.buckets)] if self.keep is not None else used
+        self.touched.clear()
+        if flags != self.all_used_flags or self.all_used is None:
+            said = torch.tensor(flags, dtype=torch.uint8).to(self.device)
+            if all(used) and not any(flags[len(used):]):
+                self.all_used, self.all_used_flags = said.clone(), flags
+        else:
+            said = self.all_used.clone()
+        self.works.append((dist.all_reduce(said, dist.ReduceOp.MAX, group=self.group.process_group, async_op=True), None))
+        self.told = said
+        return lambda: used if all(used) else said.tolist()
+
+    def _sum_everywhere(self):
+        """From here on all ranks get the sums of buckets that some rank has looked at."""
+        told, self.told = self.told, None
+        if told is None or not any(bucket.single for bucket in self.buckets):
+            return
+        for bucket, touched in zip(self.buckets, told[len(self.parts):].tolist()):
+            bucket.single = bucket.single and not touched
+
+    def _show(self, part, used):
+        """p.grad becomes the sum. Returns whether its values are still to be read from the owner."""
+        p, entry = part.parameter(), part.entry
+        before, part.kept = part.kept, None
+        if entry.summing is not self:
+            return False
+        entry.summing = None
+        if p is None:
+            return False
+        if not self._gets(part.bucket):
+            return self._leave(part, p, used)
+        view, grad = entries.no_grad_view(part.bucket.memory, part.place, p), sums.grad_of(p)
+        in_place = grad is not None and tensors.is_at(grad, view.data_ptr(), view)
+        if not used:
+            if in_place and before is not None:
+                view.copy_(before)
+        elif grad is None:
+            p.grad = view
+        elif not in_place:
+            grad.copy_(view)
+        entry.show(p.grad, part)
+        return False
+
+    def _leave(self, part, p, used):
+        """Another rank has the sum."""
+        entry = part.entry
+        if sums.is_elsewhere(p):
+            entry.show(None, part)
+        elif used and (part.in_bucket or sums.grad_of(p) is None):
+            sums.leave(part)
+            entry.show(None, part)
+        elif used:  # the script holds the tensor
+            return True
+        else:
+            entry.show(sums.grad_of(p), part)
+        return False
+
+    @torch.no_grad()
+    def _renew(self, part):
+        p = part.parameter()
+        grad = sums.grad_of(p)
+        grad.copy_(sums.read(part))
+        self.touched.add(part.bucket.number)
+        part.entry.show(grad, part)
+
+    def _raised(self, error):
+        """A backward raised after some gradients were handed over: other ranks wait for the rest."""
+        if not self.begun:
+            return
+        self.broken = self.broken or (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
+                                      "can follow: let the exception end the script")
+        self.begun = self.expecting = False
+        self.waiting = None
+        for part in self.parts:
+            if part.entry.summing is self:
+                part.entry.summing = None
+
+
+def _unhook(hooks):
+    for hook in hooks:
+        hook.remove()
+
+
+class Reducer(reducer.StandsIn, Synchronizer):
+    def __init__(self, group, parameters, find_unused):
+        super().__init__(group, parameters)
+        self.find_unused = find_unused
+
+
+def _why_not(parameters, expect_sparse):
+    if any(expect_sparse):
+        return "a parameter has sparse gradients"
+    return entries.why_unsupported(parameters) if masters.dtype is None else "CASTOR_PRECISION on devices is for one process"
+
+
+def _make(process_group, parameters, find_unused):
+    if core.plugin_shards() > 2:
+        core.log(2, b"on devices every rank has all parameters; gradients and optimizer states are kept once (docs/device-ranks.md)")
+    return Reducer(entries.group_of(process_group), parameters, find_unused)
+
+
+class Observer(events.Observer):
+    def backward_begun(self, outputs, create_graph):
+        for synchronizer in list(_sharded):
+            synchronizer.keep.preserve_uncleared()
+
+
+def install():
+    reducer.on_devices = _why_not, _make
+    reducer.at_release.append(entries.release)
+    events.observe(Observer())
+
+

@@ -1,0 +1,133 @@
+"""What is known of each parameter on a device whose gradients are summed over ranks."""
+import ctypes
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .. import core
+from ..common import tensors
+from ..nodes import grouping
+
+_entries = WeakTensorKeyDictionary()
+_groups = {}  # ranks of a process group: its Group
+
+
+class Group:
+    """The ranks of a process group, each on a device.
+
+    ranks    of the whole job, by their number in the group
+    control  the store's group of them, over which they compare what must be alike"""
+
+    def __init__(self, process_group):
+        self.process_group, self.ranks = process_group, dist.get_process_group_ranks(process_group)
+        self.rank, self.world = dist.get_rank(process_group), process_group.size()
+        self.control = grouping.group_of(process_group)
+        self.optimizers = self.sharded = 0  # optimizers whose states, and synchronizers whose sums, owners keep: numbered alike on all ranks
+        self.operations = 0  # on all gradients, alike on all ranks: a digest
+
+
+def group_of(process_group):
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    if ranks not in _groups:
+        _groups[ranks] = Group(process_group)
+    return _groups[ranks]
+
+
+class Entry:
+    """A parameter.
+
+    owner    the rank of the group that steps it, if owners do
+    synced   no gradient has come since the last sum was shown
+    part     of the synchronizer that has summed it last
+    summing  the synchronizer that sums its gradient in the running backward"""
+
+    __slots__ = "group", "owner", "synced", "part", "summing", "shown", "shown_version", "__weakref__"
+
+    def __init__(self, group, owner):
+        self.group, self.owner = group, owner
+        self.synced, self.part, self.summing = True, None, None
+        self.shown, self.shown_version = None, 0
+
+    @property
+    def mine(self):
+        return self.owner == self.group.rank
+
+    @property
+    def is_single(self):
+        """The owner alone has the sum."""
+        return self.part is not None and self.part.bucket.single
+
+    def show(self, grad, part):
+        """p.grad is the sum."""
+        self.synced, self.part = True, part
+        self.see(grad)
+
+    def see(self, grad):
+        """p.grad as it is now is known to be alike on all ranks."""
+        self.shown = None if grad is None else weakref.ref(grad)
+        self.shown_version = 0 if grad is None else grad._version
+
+    def was_shown(self, grad):
+        return self.shown is not None and self.shown() is grad
+
+    def is_untouched(self, grad):
+        """Whether nobody has changed p.grad since it was seen."""
+        return grad is (None if self.shown is None else self.shown()) and (grad is None or grad._version == self.shown_version)
+
+
+def entry_of(p):
+    return _entries.get(p) if _entries else None
+
+
+def serves_any():
+    return bool(_entries)
+
+
+def serves(parameters):
+    """Whether some of these parameters have sums over ranks on devices."""
+    return bool(_entries) and any(p in _entries for p in parameters)
+
+
+def adopt(group, parameters):
+    """Returns the entries and the places (core.BucketPlace) of the parameters, and the number of buckets."""
+    count, buckets = len(parameters), ctypes.c_uint32()
+    places = (core.BucketPlace * count)()
+    sizes = (ctypes.c_uint64 * count)(*[p.numel() * p.element_size() for p in parameters])
+    types = (ctypes.c_int32 * count)(*[tensors.DTYPES[p.dtype] for p in parameters])
+    owners = (ctypes.c_int32 * count)(*[_entries[p].owner if p in _entries and _entries[p].group is group else -1 for p in parameters])
+    core.buckets_divide(sizes, types, owners, count, group.world, places, ctypes.byref(buckets))
+    for p, place in zip(parameters, places):
+        if p not in _entries:
+            _entries[p] = Entry(group, place.owner)
+    return [_entries[p] for p in parameters], places, buckets.value
+
+
+def release(parameters):
+    """The parameters are the script's again."""
+    for p in parameters:
+        _entries.pop(p, None)
+
+
+def device_of(parameters):
+    """The device on which all of them are; None: there is no such."""
+    found = {p.device for p in parameters}
+    return found.pop() if len(found) == 1 and parameters[0].is_cuda else None
+
+
+def why_unsupported(parameters):
+    """Why gradients of these parameters on devices cannot be summed here; None when they can."""
+    if device_of(parameters) is None:
+        return "its parameters are on several devices"
+    for p in parameters:
+        why = tensors.why_unsupported(p, "cuda")
+        if why:
+            return f"a parameter of shape {tuple(p.shape)} cannot be shared: {why}"
+    return None if grouping.on_one_node() else "model data on devices of several nodes stays PyTorch's"
+
+
+def no_grad_view(memory, place, like):
+    """The tensor over a bucket's memory that is shaped like `like`."""
+    with torch.no_grad():
+        return memory.as_strided(like.shape, like.stride(), place.offset // memory.element_size())

@@ -1,0 +1,161 @@
+"""A step in owner mode on devices: a rank steps only what it owns, and sends it to the others over the script's process group."""
+import contextlib
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from .. import core
+from ..common import store
+from ..device import homes, step_parts
+from ..device_ranks import elsewhere, entries, kept, sums
+from ..nodes import remote
+from . import agreed, states
+
+_by_optimizer = weakref.WeakKeyDictionary()
+
+
+class _Shown:
+    """What is known of an optimizer's states on devices.
+
+    name     of them, for other ranks
+    version  the number of its last step by owners
+    owners   by rank: where its states are read (elsewhere.Owner)
+    local    a step used gradients that were not synchronized: each rank steps everything from then on"""
+
+    def __init__(self, group):
+        self.name, self.version, self.local = kept.name_of(group, group.optimizers), 0, False
+        group.optimizers += 1
+        self.owners = {}
+
+
+def pairs_of(optimizer):
+    """(number, parameter, entry) of the parameters that owners step, in the optimizer's order."""
+    if not core.plugin_shards():
+        return []
+    found = [(number, p, entries.entry_of(p)) for number, p in enumerate(store.parameters_of(optimizer))]
+    found = [each for each in found if each[2] is not None]
+    group = found[0][2].group if found else None
+    return [each for each in found if each[2].group is group]
+
+
+def steps_locally(optimizer, pairs):
+    """Whether each rank steps everything for itself: some gradients are not sums, now or in an earlier step."""
+    shown = _by_optimizer.get(optimizer)
+    if shown is not None and shown.local:
+        return True
+    if all(entry.synced or not sums.has_grad(p) for _, p, entry in pairs):
+        return False
+    remote.bring_here(optimizer)
+    _shown_of(optimizer, pairs[0][2].group).local = True
+    return True
+
+
+def _shown_of(optimizer, group):
+    if optimizer not in _by_optimizer:
+        _by_optimizer[optimizer] = _Shown(group)
+    return _by_optimizer[optimizer]
+
+
+def step(optimizer, pairs, run, divisible, running):
+    """`run`: a step without a closure."""
+    group, device = pairs[0][2].group, pairs[0][1].device
+    shown = _shown_of(optimizer, group)
+    _begin(optimizer, group, pairs, running)
+    kept.hide(shown.name)
+    stepped = [each for each in pairs if sums.has_grad(each[1])]
+    mine, others = [each for each in stepped if each[2].mine], [each for each in stepped if not each[2].mine]
+    known, writes = len(optimizer.state), step_parts.writes_gradients(optimizer)
+    with contextlib.ExitStack() as changes, sums.unseen():
+        if writes:
+            for keep in {entry.part.synchronizer().keep for _, _, entry in stepped if entry.is_single}:
+                changes.enter_context(keep.changing())
+        hidden = [(p, p.grad) for _, p, _ in others if p.grad is not None]
+        for p, _ in hidden:
+            p.grad = None
+        try:
+            result = step_parts.step(optimizer, run, divisible) if step_parts.wanted(optimizer, divisible) else run()
+        finally:
+            _show_hidden(hidden, writes)
+        with torch.no_grad():
+            _publish(group, device, stepped, sums_too=writes)
+    shown.version += 1
+    homes.available(device.index)
+    elsewhere.show(shown.name, shown.version, device, [(number, optimizer.state[p]) for number, p, entry in pairs if entry.mine and p in optimizer.state])
+    for number, p, entry in others:
+        if entry.owner not in shown.owners:
+            shown.owners[entry.owner] = elsewhere.Owner(group, entry.owner, shown.name, device)
+    for owner in shown.owners.values():
+        owner.renew(shown.version)
+    has_states = _Presence(optimizer, mine)
+    for number, p, entry in others:
+        owner = shown.owners[entry.owner]
+        if has_states.of(p) or has_states.of(p) is None and number in owner.directory():
+            _put_elsewhere(optimizer, p, owner, number)
+    if len(optimizer.state) > known:
+        states.order_as_parameters(optimizer)
+    return result
+
+
+class _Presence:
+    """Whether an optimizer has states of parameters that another rank steps, as far as this rank knows it: a class of torch.optim makes some
+    for all parameters of a group, or for none."""
+
+    def __init__(self, optimizer, mine):
+        self.optimizer, self.groups = optimizer, {}
+        if not type(optimizer).__module__.startswith("torch.optim."):
+            return
+        own = {p: p in optimizer.state for _, p, _ in mine}
+        for group in optimizer.param_groups:
+            seen = next((own[p] for p in group["params"] if p in own), None)
+            self.groups.update((p, seen) for p in group["params"])
+
+    def of(self, p):
+        """None: it is not known."""
+        return True if p in self.optimizer.state else self.groups.get(p)
+
+
+def _show_hidden(hidden, written):
+    """Gradients of parameters that another rank has stepped. `written`: it may have changed those of which it alone has the sum."""
+    for p, grad in hidden:
+        entry = entries.entry_of(p)
+        if p.grad is None and written and entry.is_single:
+            sums.leave(entry.part)
+        elif p.grad is None:
+            p.grad = grad
+
+
+def _put_elsewhere(optimizer, p, owner, number):
+    state = optimizer.state.get(p)
+    if isinstance(state, remote.RemoteState):
+        if state.here or state.items_there != number:
+            state.renew(number)
+    else:
+        optimizer.state[p] = remote.RemoteState(owner, number, state)
+
+
+def _begin(optimizer, group, pairs, running):
+    """What owners step with must be what all ranks would."""
+    changed = any(not entry.is_untouched(sums.grad_of(p)) for _, p, entry in pairs)
+    operations, group.operations = float(group.operations), 0
+    every = group.control.begin_step(agreed.values(optimizer, pairs), [float(changed), operations, *(running.said if running else ())])
+    if running:
+        running.heard([said for _, _, *said in every])
+    differ = any(operations != every[0][1] for _, operations, *_ in every)
+    changed_on = [str(rank) for rank, (changed, operations, *_) in enumerate(every) if changed or differ and operations]
+    if changed_on:
+        label = f"the checksum of the gradients (the script changed them on rank {', '.join(changed_on)})"
+        group.control.begin_step([(label, float(agreed.checksum(p.grad for _, p, _ in pairs)))])
+
+
+def _publish(group, device, stepped, sums_too):
+    """Owners send what they have stepped, and gradients that the step may have written, in the order of the stream."""
+    sent = [(t, entry) for _, p, entry in stepped for t in ((p, p.grad) if sums_too and not entry.is_single else (p,))]
+    with dist._coalescing_manager(group.process_group, device=device, async_ops=True) as manager:
+        for t, entry in sent:
+            flat = t.data.as_strided((t.numel(),), (1,))  # whatever its strides, it is dense
+            dist.broadcast(flat, group.ranks[entry.owner], group=group.process_group, async_op=True)
+    manager.wait()
+    torch.autograd.graph.increment_version([t for t, entry in sent if not entry.mine])
+    for _, p, entry in stepped:
+        entry.see(p.grad)

@@ -1,0 +1,42 @@
+"""Runs a script of tests/scripts that is written for DDP on CPUs as a rank on a CUDA device of its own, over NCCL (on_device.py says how).
+
+    torchrun --nproc-per-node 2 rank_on_device.py SCRIPT [ARG]...
+"""
+import os
+import runpy
+import sys
+
+import torch
+import torch.distributed as dist
+
+import on_device
+
+
+def over_nccl():
+    """Process groups have NCCL for tensors on devices, and gloo for the host's."""
+    for name in ("init_process_group", "new_group"):
+        stock = getattr(dist, name)
+
+        def made(*args, _stock=stock, _first=name == "init_process_group", **kwargs):
+            if _first and args and args[0] == "gloo":
+                args = ("cpu:gloo,cuda:nccl", *args[1:])
+            if kwargs.get("backend") == "gloo":
+                kwargs["backend"] = "cpu:gloo,cuda:nccl"
+            return _stock(*args, **kwargs)
+
+        setattr(dist, name, made)
+
+
+def main():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    over_nccl()
+    on_device.place_models()
+    script, *sys.argv[1:] = sys.argv[1:]
+    sys.argv[0] = script
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    with on_device.Meeting():
+        runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
