@@ -242,16 +242,16 @@ static castor_status ask(fetch_peer *p, serve_request request, uint64_t *bytes) 
             return status;
         if (*bytes == GONE)
             return error_set(CASTOR_ERR_PEER,
-                             "the rank at %s, port %d, has no such optimizer states any more", p->address,
+                             "the rank at %s, port %d, has no such states or gradients any more", p->address,
                              p->port);
         if (interrupt_arrived())
             return error_set(CASTOR_ERR_INTERRUPTED,
                              "interrupted by a signal while another rank's states came");
         if (clock_seconds() >= until)
-            return error_set(
-                CASTOR_ERR_TIMEOUT,
-                "the rank at %s, port %d, did not end its optimizer step for %.0f s: raise CASTOR_TIMEOUT",
-                p->address, p->port, p->timeout_seconds);
+            return error_set(CASTOR_ERR_TIMEOUT,
+                             "the rank at %s, port %d, did not come to its step or the end of its backward "
+                             "for %.0f s: raise CASTOR_TIMEOUT",
+                             p->address, p->port, p->timeout_seconds);
         nanosleep(&(struct timespec){0, pause}, NULL);
     }
 }

@@ -44,8 +44,7 @@ def install():
     if torch.version.cuda:
         adoption.install()
         step_parts.install()
-        if not of_one:
-            buckets.install()
+        buckets.install()
     if accumulation.active():  # after the ranks' observer, which decides whether this backward is synchronized
         observers.append(accumulation.Observer())
         traced.need_castor()

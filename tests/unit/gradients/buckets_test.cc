@@ -17,7 +17,8 @@ struct Divided {
     std::vector<bucket_place> places;
     uint32_t buckets = 0;
 
-    Divided(std::vector<uint64_t> sizes, uint32_t owners, std::vector<int32_t> kinds = {})
+    Divided(std::vector<uint64_t> sizes, uint32_t owners, std::vector<int32_t> kinds = {},
+            std::vector<int32_t> known = {})
         : bytes(std::move(sizes)), types(std::move(kinds)), places(bytes.size()) {
         types.resize(bytes.size());
         known.resize(bytes.size(), -1);

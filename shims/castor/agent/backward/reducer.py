@@ -25,7 +25,7 @@ ASIDE = {  # methods of DistributedDataParallel: why one that is called leaves t
 
 
 at_release = []  # called with parameters whose gradients PyTorch's reducer sums from there on
-on_devices = None  # for parameters on devices: (why_not(parameters, expect_sparse), make(process_group, parameters, find_unused))
+on_devices = None  # for parameters on devices: (why_not(process_group, parameters, expect_sparse), make(process_group, parameters, find_unused))
 
 
 def why_not(parameters, process_group, expect_sparse):
@@ -33,7 +33,7 @@ def why_not(parameters, process_group, expect_sparse):
     if process_group.size() == 1 and not masters.serves_one_process(parameters):
         return launchers.ONE_RANK
     if serves_on_devices(parameters):
-        return on_devices[0](parameters, expect_sparse)
+        return on_devices[0](process_group, parameters, expect_sparse)
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:

@@ -115,7 +115,7 @@ class Synchronizer:
         self.touched = set()  # numbers of buckets of whose sums something has looked at one here, since the last backward
         self.keep = self.told = None
         if core.plugin_shards():
-            kept.peers_of(self.group)  # on all ranks together
+            kept.peers_of(self.group, self.device)  # on all ranks together
         if core.plugin_shards() > 1:
             self._shard()
 
@@ -420,10 +420,12 @@ class Reducer(reducer.StandsIn, Synchronizer):
         self.find_unused = find_unused
 
 
-def _why_not(parameters, expect_sparse):
+def _why_not(process_group, parameters, expect_sparse):
     if any(expect_sparse):
         return "a parameter has sparse gradients"
-    return entries.why_unsupported(parameters) if masters.dtype is None else "CASTOR_PRECISION on devices is for one process"
+    if masters.dtype is not None:
+        return "CASTOR_PRECISION does not serve DistributedDataParallel on devices"
+    return entries.why_unsupported(process_group, parameters)
 
 
 def _make(process_group, parameters, find_unused):

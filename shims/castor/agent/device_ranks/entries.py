@@ -116,15 +116,15 @@ def device_of(parameters):
     return found.pop() if len(found) == 1 and parameters[0].is_cuda else None
 
 
-def why_unsupported(parameters):
-    """Why gradients of these parameters on devices cannot be summed here; None when they can."""
+def why_unsupported(process_group, parameters):
+    """Why gradients of these parameters on devices cannot be summed here; None when they can. On every rank together."""
     if device_of(parameters) is None:
         return "its parameters are on several devices"
     for p in parameters:
         why = tensors.why_unsupported(p, "cuda")
         if why:
             return f"a parameter of shape {tuple(p.shape)} cannot be shared: {why}"
-    return None if grouping.on_one_node() else "model data on devices of several nodes stays PyTorch's"
+    return None if grouping.one_node_of(process_group, parameters[0].device) else "model data on devices of several nodes stays PyTorch's"
 
 
 def no_grad_view(memory, place, like):

@@ -14,14 +14,15 @@ from ..nodes import peers
 _peers = {}  # a group: the Peer of each of its ranks
 
 
-def peers_of(group):
-    """Where each rank can be read. The first call is a collective of the ranks."""
+def peers_of(group, device=None):
+    """Where each rank can be read. The first call is a collective of the ranks; `device`: of this one."""
     if group not in _peers:
         port, token = ctypes.c_int(), core.options.job.encode()
         address = peers.own_address().encode()
         core.kept_serve(token, address, ctypes.byref(port))
         every = [None] * group.world
-        dist.all_gather_object(every, peers.Peer(address, port.value, token), group=group.process_group)
+        with torch.cuda.device(device):
+            dist.all_gather_object(every, peers.Peer(address, port.value, token), group=group.process_group)
         _peers[group] = every
         atexit.register(_leave, group)
     return _peers[group]

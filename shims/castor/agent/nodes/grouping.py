@@ -13,12 +13,22 @@ from .across import Across
 
 TOKEN_BYTES = 64
 _groups = {}  # ranks of a process group: its store.Group
+_introduced = {}  # the same: (the node of each rank, the token of each rank's job)
 
 
 def on_one_node():
     """Whether the launcher says that all ranks of the job are on this node: then the ranks need no exchange."""
     here, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     return here is not None and here == world
+
+
+def one_node_of(process_group, device=None):
+    """Whether the ranks of a process group are on this node. The first call may be a collective of them. `device`: of this rank, for groups
+    that exchange no tensors of the host, as NCCL's."""
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    if not on_one_node() and ranks not in _introduced:
+        _introduced[ranks] = _introduce(process_group, len(ranks), device)
+    return on_one_node() or len(set(_introduced[ranks][0])) == 1
 
 
 def group_of(process_group):
@@ -34,7 +44,8 @@ def _make(process_group, ranks):
     rank = dist.get_rank(process_group)
     if on_one_node():
         return store.group(name, rank, len(ranks))
-    identities, tokens = _introduce(process_group, len(ranks))
+    one_node_of(process_group)
+    identities, tokens = _introduced[ranks]
     place, members, lane = _find(identities, rank)
     if place.node_count == 1 and len(set(tokens)) == 1:
         return store.group(name, rank, len(ranks))
@@ -50,10 +61,10 @@ def _make(process_group, ranks):
     return group
 
 
-def _introduce(process_group, world):
+def _introduce(process_group, world, device):
     """(the node of each rank, the token of each rank's job)"""
     token = core.options.job.encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
-    mine = torch.frombuffer(bytearray(core.node_identity().to_bytes(8, "little") + token), dtype=torch.uint8)
+    mine = torch.frombuffer(bytearray(core.node_identity().to_bytes(8, "little") + token), dtype=torch.uint8).to(device or "cpu")
     every = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(every, mine, group=process_group)
     told = [bytes(t.tolist()) for t in every]
