@@ -139,7 +139,7 @@ class Suite:
 
     def seconds(self, rows, ranks):
         """That a run of these cases may take."""
-        return (45 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
+        return (90 + sum(row.expect.seconds for row in rows) * ranks / 2) * self.args.patience
 
     # Verdicts
 
