@@ -69,7 +69,12 @@ def nproc(count, command):
     return ["--nproc", str(count), *(["--set", "CASTOR_FORK=off"] if START_RANKS in command else [])]
 
 
-SIMULATED = [sys.executable, os.path.join(ROOT, "tests", "sim", "simulate"), "--devices", "2", "--numbers", "--"]
+def on_devices(count):
+    """The begin of a command that runs on so many simulated devices, with numbers."""
+    return [sys.executable, os.path.join(ROOT, "tests", "sim", "simulate"), "--devices", str(count), "--numbers", "--"]
+
+
+SIMULATED = on_devices(2)
 
 
 @contextlib.contextmanager

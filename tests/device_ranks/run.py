@@ -24,11 +24,10 @@ SHORT = "one_rank_looks,looks_then_clips,written_before_a_slow_look"
 
 def job(plugin, ranks, program, *arguments, settings=()):
     """(lines, standard error) of a job's ranks; `plugin`: None for plain PyTorch."""
-    devices = [*runner.SIMULATED[:2], "--devices", str(ranks), "--numbers", "--"]
     sets = [word for setting in settings for word in ("--set", setting)]
     with tempfile.TemporaryDirectory(prefix="castor-device-ranks-") as folder:
         under = [CASTOR, "run", "--plugin", plugin, "--log-dir", os.path.join(folder, "log"), *sets, "--"] if plugin else []
-        command = [*under, *devices, *runner.ranks(ranks), os.path.join(FOLDER, program), *arguments]
+        command = [*under, *runner.on_devices(ranks), *runner.ranks(ranks), os.path.join(FOLDER, program), *arguments]
         done = subprocess.run(command, env=runner.environment(), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         raise AssertionError(f"{plugin} with {ranks} ranks ends with status {done.returncode}:\n{done.stderr[-3000:]}")

@@ -51,7 +51,6 @@ OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
 TESTED = ("shims/castor", "interpose", "kernels")
 HOSTS = hosts.__file__
 ON_DEVICE = os.path.join(ROOT, "tests", "device", "rank_on_device.py")
-SIMULATED = [*runner.SIMULATED[:2], "--devices", "4", "--numbers", "--"]
 
 
 class Suite:
@@ -61,7 +60,7 @@ class Suite:
         self.python = args.python
         self.torchrun = os.path.join(os.path.dirname(args.python), "torchrun")
         self.results = self.earlier() if args.resume else []
-        self.under = SIMULATED if args.devices else []
+        self.under = runner.on_devices(4) if args.devices else []
         self.before = [ON_DEVICE] if args.devices else []
         self.references = References(self.work, self.python, args.jobs, self.seconds, self.under, self.before)
         self.lock = threading.Lock()  # of what is printed, and of the results

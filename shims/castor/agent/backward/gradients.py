@@ -36,6 +36,20 @@ def _unhook(hooks):
         hook.remove()
 
 
+def refuse_second():
+    raise RuntimeError(
+        "Expected to mark a variable ready only once: a parameter got two gradients after one forward of its "
+        "DistributedDataParallel. Add the losses and call backward() once; for reentrant checkpointing of shared weights pass static_graph=True "
+        "to DistributedDataParallel, or use_reentrant=False to checkpoint()."
+    )
+
+
+def why_broken(error):
+    """Why a synchronizer whose backward has ended with this error can sum no more."""
+    return (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one can follow: let the exception "
+            "end the script")
+
+
 class Synchronizer:
     """Sums the gradients of a list of parameters over a group, at the end of each backward for which `expecting` is set. It lives as
     long as its owner, as DistributedDataParallel's reducer: its hooks do not hold it."""
@@ -106,7 +120,7 @@ class Synchronizer:
         if self.delayed:
             return
         if entry in self.ready:
-            self._refuse_second()
+            refuse_second()
         self.ready.add(entry)
         if entry.added:  # by another wrapper of this parameter
             return
@@ -126,13 +140,6 @@ class Synchronizer:
             _thread.begun.append(self)
         if self.group.across is not None:
             self.group.across.begin(self)
-
-    def _refuse_second(self):
-        raise RuntimeError(
-            "Expected to mark a variable ready only once: a parameter got two gradients after one forward of its "
-            "DistributedDataParallel. Add the losses and call backward() once; for reentrant checkpointing of shared weights pass static_graph=True "
-            "to DistributedDataParallel, or use_reentrant=False to checkpoint()."
-        )
 
     def _submit(self, made):
         """`made`: (entry, parameter, gradient) each. Adds the gradients to the sums. From now on this rank does not read the sums of the last backward."""
@@ -212,8 +219,7 @@ class Synchronizer:
 
     def _break_off(self, error):
         """No sum can be completed. Gradients that were handed over keep their memory: they may still be added."""
-        self.broken = self.broken or (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
-                       "can follow: let the exception end the script")
+        self.broken = self.broken or why_broken(error)
         self.begun = self.expecting = False
         core.gradients_break_off(store.handles(self.entries), len(self.entries))
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .. import core
-from ..backward import reducer
+from ..backward import gradients, reducer
 from ..common import store, tensors
 from ..device import homes
 from ..precision import masters
@@ -176,10 +176,7 @@ class Synchronizer:
         if self.delayed:
             return
         if part in self.ready:
-            raise RuntimeError(
-                "Expected to mark a variable ready only once: a parameter got two gradients after one forward of its DistributedDataParallel. Add "
-                "the losses and call backward() once; for reentrant checkpointing of shared weights pass static_graph=True to "
-                "DistributedDataParallel, or use_reentrant=False to checkpoint().")
+            gradients.refuse_second()
         self.ready.add(part)
         self._reap()
         self.waiting = part
@@ -221,7 +218,7 @@ class Synchronizer:
             memory.narrow(0, part.place.offset // memory.element_size(), 0 if p is None else p.numel()).zero_()
             return
         part.entry.summing = self
-        view, grad = entries.no_grad_view(memory, part.place, p), sums.grad_of(p)
+        view, grad = entries.view_of(memory, part.place, p), sums.grad_of(p)
         if grad is None:
             view.zero_()
         elif grad.layout is not torch.strided:
@@ -362,7 +359,7 @@ class Synchronizer:
             return False
         if not self._gets(part.bucket):
             return self._leave(part, p, used)
-        view, grad = entries.no_grad_view(part.bucket.memory, part.place, p), sums.grad_of(p)
+        view, grad = entries.view_of(part.bucket.memory, part.place, p), sums.grad_of(p)
         in_place = grad is not None and tensors.is_at(grad, view.data_ptr(), view)
         if not used:
             if in_place and before is not None:
@@ -400,8 +397,7 @@ class Synchronizer:
         """A backward raised after some gradients were handed over: other ranks wait for the rest."""
         if not self.begun:
             return
-        self.broken = self.broken or (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one "
-                                      "can follow: let the exception end the script")
+        self.broken = self.broken or gradients.why_broken(error)
         self.begun = self.expecting = False
         self.waiting = None
         for part in self.parts:
@@ -444,5 +440,3 @@ def install():
     reducer.on_devices = _why_not, _make
     reducer.at_release.append(entries.release)
     events.observe(Observer())
-
-

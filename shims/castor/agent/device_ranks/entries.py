@@ -2,7 +2,6 @@
 import ctypes
 import weakref
 
-import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -110,15 +109,9 @@ def release(parameters):
         _entries.pop(p, None)
 
 
-def device_of(parameters):
-    """The device on which all of them are; None: there is no such."""
-    found = {p.device for p in parameters}
-    return found.pop() if len(found) == 1 and parameters[0].is_cuda else None
-
-
 def why_unsupported(process_group, parameters):
     """Why gradients of these parameters on devices cannot be summed here; None when they can. On every rank together."""
-    if device_of(parameters) is None:
+    if len({p.device for p in parameters}) > 1:
         return "its parameters are on several devices"
     for p in parameters:
         why = tensors.why_unsupported(p, "cuda")
@@ -127,7 +120,6 @@ def why_unsupported(process_group, parameters):
     return None if grouping.one_node_of(process_group, parameters[0].device) else "model data on devices of several nodes stays PyTorch's"
 
 
-def no_grad_view(memory, place, like):
+def view_of(memory, place, like):
     """The tensor over a bucket's memory that is shaped like `like`."""
-    with torch.no_grad():
-        return memory.as_strided(like.shape, like.stride(), place.offset // memory.element_size())
+    return memory.as_strided(like.shape, like.stride(), place.offset // memory.element_size())

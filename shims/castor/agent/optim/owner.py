@@ -224,7 +224,7 @@ class _OwnerStep:
         self.states.fetch(self.optimizer, self.group, self.pairs, added)
 
 
-def _on_devices(func, optimizer, args, kwargs, divisible, running):
+def _on_devices(func, optimizer, pairs, args, kwargs, divisible, running):
     """A step of model data on devices, by owners, or in parts. The classes here call a closure before anything else."""
     closure = closure_of(args, kwargs)
     loss = None
@@ -232,7 +232,6 @@ def _on_devices(func, optimizer, args, kwargs, divisible, running):
         with torch.enable_grad():
             loss = closure()
         args, kwargs = _replace_closure(args, kwargs, None)
-    pairs = owner_on_devices.pairs_of(optimizer)
 
     def run():
         return func(optimizer, *args, **kwargs)
@@ -266,8 +265,9 @@ def by_owners(func, divisible=False):
             return func(self, *args, **kwargs)  # the outer one divides the parameters in its own way (ZeRO)
         closure = closure_of(args, kwargs)
         if not pairs:
-            if owner_on_devices.pairs_of(self) or step_parts.wanted(self, divisible):
-                return _on_devices(func, self, args, kwargs, divisible, running)
+            on_devices = owner_on_devices.pairs_of(self)
+            if on_devices or step_parts.wanted(self, divisible):
+                return _on_devices(func, self, on_devices, args, kwargs, divisible, running)
             if running:
                 running.compare_alone()
             return func(self, *args, **kwargs)

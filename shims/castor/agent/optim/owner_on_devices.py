@@ -31,7 +31,7 @@ class _Shown:
 
 def pairs_of(optimizer):
     """(number, parameter, entry) of the parameters that owners step, in the optimizer's order."""
-    if not core.plugin_shards():
+    if not core.plugin_shards() or not entries.serves_any():
         return []
     found = [(number, p, entries.entry_of(p)) for number, p in enumerate(store.parameters_of(optimizer))]
     found = [each for each in found if each[2] is not None]
