@@ -36,14 +36,6 @@ def _unhook(hooks):
         hook.remove()
 
 
-def refuse_second():
-    raise RuntimeError(
-        "Expected to mark a variable ready only once: a parameter got two gradients after one forward of its "
-        "DistributedDataParallel. Add the losses and call backward() once; for reentrant checkpointing of shared weights pass static_graph=True "
-        "to DistributedDataParallel, or use_reentrant=False to checkpoint()."
-    )
-
-
 def why_broken(error):
     """Why a synchronizer whose backward has ended with this error can sum no more."""
     return (f"a backward pass ended with {type(error).__name__} before its gradients were summed, and no other one can follow: let the exception "
@@ -120,7 +112,7 @@ class Synchronizer:
         if self.delayed:
             return
         if entry in self.ready:
-            refuse_second()
+            self.refuse_second()
         self.ready.add(entry)
         if entry.added:  # by another wrapper of this parameter
             return
@@ -140,6 +132,14 @@ class Synchronizer:
             _thread.begun.append(self)
         if self.group.across is not None:
             self.group.across.begin(self)
+
+    @staticmethod
+    def refuse_second():
+        raise RuntimeError(
+            "Expected to mark a variable ready only once: a parameter got two gradients after one forward of its "
+            "DistributedDataParallel. Add the losses and call backward() once; for reentrant checkpointing of shared weights pass static_graph=True "
+            "to DistributedDataParallel, or use_reentrant=False to checkpoint()."
+        )
 
     def _submit(self, made):
         """`made`: (entry, parameter, gradient) each. Adds the gradients to the sums. From now on this rank does not read the sums of the last backward."""

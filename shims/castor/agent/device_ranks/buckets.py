@@ -176,7 +176,7 @@ class Synchronizer:
         if self.delayed:
             return
         if part in self.ready:
-            gradients.refuse_second()
+            gradients.Synchronizer.refuse_second()
         self.ready.add(part)
         self._reap()
         self.waiting = part

@@ -180,7 +180,7 @@ class Synchronizer(gradients.Synchronizer):
             grad.detach().nan_to_num_(0.0, 0.0, 0.0)  # the loss of a part without targets is 0 / 0, with weight 0
         return super()._source_of(entry, p, grad)
 
-    def _refuse_second(self):
+    def refuse_second(self):
         raise core.Error("castor: a parameter got two gradients in one backward (reentrant checkpointing of shared weights?): use "
                          "checkpoint(..., use_reentrant=False), or run this script on one rank")
 
