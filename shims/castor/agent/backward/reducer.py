@@ -44,7 +44,7 @@ def why_not(parameters, process_group, expect_sparse):
 
 
 def serves_on_devices(parameters):
-    return on_devices is not None and all(p.is_cuda for p in parameters)
+    return on_devices is not None and bool(parameters) and all(p.is_cuda for p in parameters)
 
 
 class StandsIn:
