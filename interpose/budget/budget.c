@@ -1,5 +1,4 @@
 #include "budget.h"
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -25,9 +24,6 @@ static void budget_touch(store *s, bool backward, uint32_t number, uint32_t para
 /* The chunk manager's world on a node without devices: memory, and the files of the offload folder. */
 
 enum { TIER_HOST, TIER_DISK };
-
-/* An operation counts as over a moment before its record is free again. */
-#define RECORD_NS 10000000u
 
 static uint64_t now_ns(void *context) {
     (void)context;
@@ -92,10 +88,11 @@ static castor_status move_start(void *context, const chunk_move *move, uint64_t 
     budget *b = context;
     budget_chunk *c = budget_chunk_at(b, move->chunk);
     chunk *of_store = &b->store->chunks.list[c->kind].chunks[c->index];
-    uint64_t until = clock_ns(CLOCK_MONOTONIC) + RECORD_NS;
     disk_operation *o = &c->operation;
-    while (disk_operation_busy(o) && clock_ns(CLOCK_MONOTONIC) < until)
-        sched_yield();
+    /* The last one counts as over a moment before its record is free again (move_done). The queue's thread may lose its processor in
+     * between; it needs no lock that callers of the manager hold. */
+    if (disk_operation_busy(o))
+        disk_queue_wait(b->queue, o, b->store->timeout_seconds);
     atomic_store(&c->finished_ns, 0);
     /* Set one by one: `state` is the queue's. */
     o->action = move->to == TIER_DISK ? DISK_EVICT : DISK_LOAD;

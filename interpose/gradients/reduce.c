@@ -42,7 +42,7 @@ typedef struct reducer {
     struct job *jobs; /* ring */
     uint64_t capacity, head, tail;
     uint64_t queued_bytes;
-    /* Under a budget: sums that this rank has added to, in order, until all ranks have. */
+    /* Under a budget: sums that this rank adds to, or has added to, in order, until all ranks have. */
     struct job *open_sums;
     uint32_t open_first, open_count, open_capacity;
     uint32_t wanted; /* the thread's: what rank 0 waits for, as it saw it last, and since when */
@@ -238,17 +238,18 @@ static void open_sums_end(reducer *r) {
     r->open_first = r->open_count = 0;
 }
 
+/* Callers hold the queue's lock. Before this rank adds: whoever sees that the sum is complete finds it here and ends it, and need not
+ * wait for this thread to go on. Otherwise a step could begin while the chunk may not leave, and have no room. */
 static void open_sums_add(reducer *r, const struct job *job) {
     if (!r->store->bounded)
         return;
     struct job *sums = table_room(r->open_sums, &r->open_capacity, r->open_count, sizeof *sums);
-    if (!sums) { /* it stays in memory */
+    if (!sums) { /* its chunk may leave meanwhile, which costs time */
         budget_sum_end(job->tensor);
         return;
     }
     r->open_sums = sums;
     r->open_sums[r->open_count++] = *job;
-    open_sums_end(r);
 }
 
 /* Waits for `changed` and so long at most, under the lock. */
@@ -280,6 +281,7 @@ static void *reducer_main(void *context) {
         while (r->head == r->tail)
             idle_wait(r);
         struct job job = r->jobs[r->tail % r->capacity];
+        open_sums_add(r, &job);
         pthread_mutex_unlock(&r->lock);
         castor_status status = r->failed ? r->failed : reduce_job(&job);
         pthread_mutex_lock(&r->lock);
@@ -287,7 +289,7 @@ static void *reducer_main(void *context) {
             r->failed = status;
             log_message(r->failure, sizeof r->failure, "%s", error_text());
         }
-        open_sums_add(r, &job);
+        open_sums_end(r);
         r->tail++;
         if (job.source)
             r->queued_bytes -= job.tensor->sum_bytes;

@@ -281,7 +281,8 @@ static castor_status arrive(chunk_manager *m, uint32_t chunk) {
         castor_status status;
         if (!c->moving && c->tier == 0)
             return CASTOR_OK;
-        if (c->moving && c->to != 0 && move_cancel(m, chunk))
+        /* What has no room must not stay only because its move has not begun yet: that would depend on the disk's speed. */
+        if (c->moving && c->to != 0 && room_possible(m, chunk) && move_cancel(m, chunk))
             continue;
         bool moves = c->moving;
         if (moves)

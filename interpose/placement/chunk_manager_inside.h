@@ -82,6 +82,8 @@ bool move_cancel(chunk_manager *m, uint32_t chunk);
 
 /* Room for `chunk` on a tier, by moving victims to slower ones, waiting for them without the lock. */
 castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_t deadline);
+/* Whether room_make could have an end: tier 0 has room for `chunk` beside those that stay. */
+bool room_possible(chunk_manager *m, uint32_t chunk);
 /* Starts moving a victim away: to the first slower tier with room. */
 castor_status victim_evict(chunk_manager *m, uint32_t chunk);
 /* Starts what is due: chunks that belong elsewhere, room for what comes, and what comes. */

@@ -283,15 +283,34 @@ static castor_status no_room(chunk_manager *m, uint32_t tier, uint32_t chunk) {
         m->statistics.tier_bytes[tier], tier == 0 ? m->non_model : 0);
 }
 
+/* What the tier's chunks may have at most, whatever the policy says. */
+static uint64_t most_of(chunk_manager *m, uint32_t tier) {
+    uint64_t capacity = capacity_of(m, tier), others = tier == 0 ? m->non_model : 0;
+    return capacity == UINT64_MAX ? capacity : capacity > others ? capacity - others : 0;
+}
+
+bool room_possible(chunk_manager *m, uint32_t chunk) {
+    non_model_sample(m);
+    uint64_t stay = 0, most = most_of(m, 0);
+    if (most == UINT64_MAX)
+        return true;
+    for (uint32_t i = 0; i < m->chunks_count; i++) {
+        const managed_chunk *c = &m->chunks[i];
+        bool there = c->tier == 0 || (c->moving && c->to == 0);
+        if (i != chunk && there && (c->moving ? c->users || c->pins : !chunk_may_leave(m, i)))
+            stay += c->bytes;
+    }
+    return fits(stay, m->chunks[chunk].bytes, most);
+}
+
 castor_status room_make(chunk_manager *m, uint32_t tier, uint32_t chunk, uint64_t deadline) {
     uint64_t bytes = m->chunks[chunk].bytes;
     castor_status status = CASTOR_OK;
     for (;;) {
         moves_collect(m);
         non_model_sample(m);
-        uint64_t capacity = capacity_of(m, tier), others = tier == 0 ? m->non_model : 0;
-        uint64_t most = capacity == UINT64_MAX ? capacity : capacity > others ? capacity - others : 0;
-        uint64_t limit = tier == 0 ? room_limit(m) : capacity, held = m->statistics.tier_bytes[tier];
+        uint64_t most = most_of(m, tier), limit = tier == 0 ? room_limit(m) : most;
+        uint64_t held = m->statistics.tier_bytes[tier];
         if (fits(held, bytes, limit))
             return CASTOR_OK;
         uint32_t victim = victims_first(&m->victims[tier]), gone = leaving(m, tier);

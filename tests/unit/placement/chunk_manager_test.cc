@@ -100,6 +100,26 @@ TEST_F(ChunkManager, AnAccessToWhatIsLeavingCancelsTheMoveOrWaitsForIt) {
     }
 }
 
+TEST_F(ChunkManager, WhatHasNoRoomIsRefusedAlsoWhileItLeaves) {
+    for (int cancels = 0; cancels < 2; cancels++) {
+        fresh(2);
+        fake.can_cancel = cancels;
+        create(PLACEMENT_AUTO, 1000); // 900 for those that are there from the start
+        for (int i = 0; i < 3; i++)
+            add(CHUNK_PARAM, 500, 0);
+        ASSERT_EQ(chunk_manager_access(m, 0, false), CASTOR_OK) << error_text();
+        chunk_manager_event(m, MOMENT_OPTIMIZER, 0);
+        EXPECT_EQ(resident(), "0BC");
+        ASSERT_EQ(chunk_manager_access(m, 2, false), CASTOR_OK) << error_text(); // beside chunk 0
+        EXPECT_EQ(chunk_manager_access(m, 1, false), CASTOR_ERR_MEMORY);
+        EXPECT_NE(std::string(error_text()).find("no room for chunk 1"), std::string::npos) << error_text();
+        EXPECT_EQ(resident(), "02");
+        EXPECT_EQ(chunk_manager_release(m, 0), CASTOR_OK);
+        use(1); // in the place of chunk 0
+        EXPECT_EQ(chunk_manager_release(m, 2), CASTOR_OK);
+    }
+}
+
 TEST_F(ChunkManager, WhatNobodyWroteToNeedsNoWayBack) {
     backend.keeps_copies = true;
     create(PLACEMENT_AUTO, 500); // warm-up: 100
