@@ -164,6 +164,23 @@ def equality(figures, checks):
     expect(lines[-1:] == [f"{figures['equal']} passed, 0 failed"] and figures["equal"], f"it ends with {lines[-1:]}")
 
 
+def ranks(figures, checks):
+    """Ranks on devices beside plain PyTorch: DDP scripts over NCCL on two, a script of one process on two, or with both ranks on one
+    (tests/device_ranks)."""
+    if checks.args.simulated:
+        return "make test compares them on simulated devices"
+    devices = checks.result["machine"]["gpu"]["devices"]
+    on_two = ["each_on_a_device", "Looks.test_ddp", "Looks.test_zero1", "Looks.test_zero2", "ddp", "zero1_on_two", "zero2_on_two"]
+    command = [checks.args.python, os.path.join(ROOT, "tests", "device_ranks", "run.py"), "--gpu", "more_ranks", *(on_two if devices > 1 else [])]
+    if devices == 1:
+        figures["left_out"] = "ranks on devices of their own: this machine has one"
+    done = run_bounded(command, checks.check_ends - time.monotonic() - 5)
+    lines = (done.stdout + done.stderr).splitlines()
+    figures["passed"] = [line.split()[0] for line in lines if re.search(r" \.\.\. ok", line)]
+    figures["failed"] = [line for line in lines if line.startswith(("FAIL:", "ERROR:"))]
+    expect(done.returncode == 0 and figures["passed"], "\n".join(lines[-30:]))
+
+
 def trace_gauge(name):
     """The position of a gauge of gauge.def."""
     with open(os.path.join(ROOT, "interpose", "trace", "gauge.def")) as file:
@@ -219,6 +236,7 @@ def main():
         checks.check(f"PyTorch, {part}", 60, library, part)
     checks.check("report", 60, report)
     checks.check("equality", 300, equality)
+    checks.check("ranks", 240, ranks)
     checks.check("launch-bound step", 150, launch_bound_step)
     for runtime in ("shared", "static"):
         checks.check(f"cost of a launch, {runtime} runtime", 90, cost_of_a_launch, runtime)

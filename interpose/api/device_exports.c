@@ -37,11 +37,17 @@ static void fixed_say(int device, bool budget) {
               error_text(), overflow);
 }
 
+static uint64_t sharing = 1; /* ranks on each device */
+
+void castor_device_share(uint32_t ranks) {
+    sharing = ranks;
+}
+
 castor_status castor_device_start(int device) {
     if (devices_homes(device))
         return CASTOR_OK;
     uint64_t budget = options()->device_budget;
-    devices_settings settings = {.budget_bytes = budget == OPTION_BYTES_AUTO ? UINT64_MAX : budget,
+    devices_settings settings = {.budget_bytes = budget == OPTION_BYTES_AUTO ? UINT64_MAX : budget / sharing,
                                  .placement = placement_of(options())};
     if (placement_ignores_parameters(&settings.placement))
         LOG_W("CASTOR_OFFLOAD_PARAM_FRAC counts as 0 on device %d: it needs CASTOR_SHARD_PARAM_FRAC=1 and "

@@ -39,6 +39,23 @@ void castor_kept_hide(uint64_t name) {
     kept_hide(name);
 }
 
+uint32_t castor_kept_drops(uint64_t name) {
+    return kept_drops(name);
+}
+
+void castor_kept_end(uint64_t name) {
+    kept_end(name);
+}
+
+castor_status castor_kept_drop(const char *address, int port, const char *token, uint64_t name) {
+    fetch_peer peer = fetch_peer_of(address, port, token, options()->timeout);
+    castor_status status = fetch_open(&peer, false);
+    if (!status)
+        status = kept_drop(&peer, name);
+    fetch_close(&peer);
+    return status;
+}
+
 castor_status castor_kept_directory(const char *address, int port, const char *token, uint64_t name,
                                     uint64_t version, const void **data, uint64_t *bytes) {
     static _Thread_local void *last;

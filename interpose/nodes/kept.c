@@ -34,7 +34,7 @@ typedef struct kept {
     struct kept *next; /* never freed: as many as a process has optimizers and models */
     uint64_t name;
     bool shown;
-    unsigned readers;
+    unsigned readers, drops;
     int device;
     uint64_t event; /* of the last edition; 0: none was made */
     edition last, before;
@@ -135,6 +135,26 @@ void kept_hide(uint64_t name) {
     pthread_mutex_unlock(&lock);
 }
 
+unsigned kept_drops(uint64_t name) {
+    pthread_mutex_lock(&lock);
+    const kept *k = find(name);
+    unsigned drops = k ? k->drops : 0;
+    pthread_mutex_unlock(&lock);
+    return drops;
+}
+
+void kept_end(uint64_t name) {
+    kept_hide(name);
+    pthread_mutex_lock(&lock);
+    kept *k = find(name);
+    if (k) {
+        edition_end(&k->last);
+        edition_end(&k->before);
+        k->last.version = UINT64_MAX; /* whatever is asked for is gone */
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---- answers, in the thread castor-serve ---- */
 
 static bool send_all(int connection, const void *from, size_t bytes) {
@@ -193,8 +213,19 @@ static bool range_send(const kept *k, const edition *from, int connection, const
     return sent == request->bytes;
 }
 
+static bool drop_note(int connection, uint64_t name) {
+    pthread_mutex_lock(&lock);
+    kept *k = find_or_make(name);
+    if (k)
+        k->drops++;
+    pthread_mutex_unlock(&lock);
+    return send_all(connection, &(uint64_t){0}, sizeof(uint64_t));
+}
+
 static bool answer(void *context, int connection, const serve_request *request) {
     (void)context;
+    if (request->what == SERVE_KEPT_DROP)
+        return drop_note(connection, request->name);
     if (request->what != SERVE_KEPT_DIRECTORY && request->what != SERVE_KEPT)
         return false;
     pthread_mutex_lock(&lock);
@@ -279,4 +310,9 @@ castor_status kept_read(fetch_peer *p, uint64_t name, uint64_t version, uint32_t
     uint64_t coming;
     castor_status status = ask(p, request, &coming);
     return status ? status : fetch_receive(p, out, coming);
+}
+
+castor_status kept_drop(fetch_peer *p, uint64_t name) {
+    uint64_t nothing;
+    return ask(p, (serve_request){.what = SERVE_KEPT_DROP, .name = name}, &nothing);
 }

@@ -6,6 +6,8 @@
  * does meanwhile. With states the owner cannot be a step ahead, since all ranks begin a step together. With sums it can be a backward ahead
  * of a rank that has not begun it: the version before lasts until then.
  *
+ * Nor does the owner's script end what another rank may still read: the owner keeps the memory until each rank has said that it asks no more.
+ *
  *   kept       the states of one optimizer, or the sums of one model, by a number that is the same on all ranks
  *   version    the number of the step, or of the backward, that has left them
  *   directory  what the owner says of them, in bytes that this file does not look into */
@@ -28,6 +30,10 @@ castor_status kept_show(uint64_t name, uint64_t version, bool lasts, int device,
                         uint32_t count);
 /* Before anything writes there. Waits for reads that run, which the timeouts of sockets bound. */
 void kept_hide(uint64_t name);
+/* How many ranks have said that they ask for it no more. */
+unsigned kept_drops(uint64_t name);
+/* No rank asks for it any more: its memory is the owner's to free. Waits as kept_hide does. */
+void kept_end(uint64_t name);
 
 /* ---- the reader's side ---- */
 
@@ -36,5 +42,7 @@ castor_status kept_directory(fetch_peer *p, uint64_t name, uint64_t version, voi
 /* All of range number `range`, of `bytes`, to this process's memory. */
 castor_status kept_read(fetch_peer *p, uint64_t name, uint64_t version, uint32_t range, void *out,
                         uint64_t bytes);
+/* This rank asks for it no more. */
+castor_status kept_drop(fetch_peer *p, uint64_t name);
 
 #endif

@@ -20,6 +20,7 @@ typedef struct serve_request {
 
 #define SERVE_KEPT_DIRECTORY 101
 #define SERVE_KEPT           102
+#define SERVE_KEPT_DROP      103
 
 /* Gets no answer. From here to the end of the connection a rank of another node may read at any time. */
 #define SERVE_HELLO 100

@@ -1,6 +1,8 @@
-"""Runs a script of tests/scripts that is written for DDP on CPUs as a rank on a CUDA device of its own, over NCCL (on_device.py says how).
+"""Runs a script of tests/scripts, which is written for CPUs, on a CUDA device (on_device.py says how): as a rank on a device of its own, over NCCL,
+or alone.
 
     torchrun --nproc-per-node 2 rank_on_device.py SCRIPT [ARG]...
+    rank_on_device.py SCRIPT [ARG]...
 """
 import os
 import runpy
@@ -28,8 +30,9 @@ def over_nccl():
 
 
 def main():
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    over_nccl()
+    if "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        over_nccl()
     on_device.place_models()
     script, *sys.argv[1:] = sys.argv[1:]
     sys.argv[0] = script

@@ -1,8 +1,9 @@
 """One rank of a script that does to gradients and states of DistributedDataParallel what scripts do, and prints all that it sees, for run.py:
 
-    looks.py HABIT[,HABIT]...
+    looks.py HABIT[,HABIT]... [BACKEND]
 
 Each line has the digests of the parameters and of the gradients, or of the states at the end. Ranks write their lines whole."""
+import gc
 import hashlib
 import os
 import sys
@@ -96,20 +97,44 @@ def train(name, habit, optimizer, scaled):
         scaler.update()
         seen = [] if step == 1 else [gradients(model)]
         say(name, RANK, step, f"{loss.item():.9g}", scaler.get_scale(), digest(model.parameters()), *seen)
-    states = optimizer.state_dict()["state"]
-    say(name, RANK, "states", digest([value for key in sorted(states) for value in states[key].values() if isinstance(value, torch.Tensor)]))
+    say(name, RANK, "states", states(optimizer))
+
+
+def states(optimizer):
+    found = optimizer.state_dict()["state"]
+    return digest([value for key in sorted(found) for value in found[key].values() if isinstance(value, torch.Tensor)])
+
+
+def look_late():
+    """Rank 0 looks when the other one has forgotten the model, and used its memory for something else."""
+    model = model_of()
+    wrapped, optimizer = torch.nn.parallel.DistributedDataParallel(model), OPTIMIZERS["fused"](model.parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        wrapped(torch.full((4, 64), 0.1 * (RANK + step + 1)).cuda()).pow(2).mean().backward()
+        optimizer.step()
+    if RANK == 0:
+        time.sleep(0.5)
+        say("late", states(optimizer), gradients(model))
+        return
+    del model, wrapped, optimizer
+    gc.collect()
+    junk = [torch.full((size,), 7.0, device="cuda") for size in 30 * [1, 5, 700, 64 * 700, 700 * 700]]
+    time.sleep(1.0)
+    say("late", digest(junk[:1]))
 
 
 def main():
     torch.set_num_threads(1)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    dist.init_process_group(sys.argv[2] if len(sys.argv) > 2 else "nccl")
     wanted = sys.argv[1].split(",")
     for number, habit in enumerate(habit for habit in HABITS if habit.__name__ in wanted):
         for optimizer in OPTIMIZERS if number < 2 else ("adam", "nesterov"):
             train(f"{habit.__name__}:{optimizer}", habit, optimizer, scaled=False)
     train("scaled:fused", nothing, "fused", scaled=True)
     train("scaled:nesterov", clips_then_looks, "nesterov", scaled=True)
+    look_late()
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
-"""One rank that trains a model of some millions of parameters, and prints how many bytes of its device each parameter takes, for run.py."""
+"""One rank, of a DDP script or under --nproc, that trains a model of some millions of parameters, and prints how many bytes of its device each parameter
+takes, for run.py."""
 import gc
 import os
 
@@ -8,25 +9,38 @@ import torch.distributed as dist
 WIDTH, LAYERS = 512, 24
 
 
-def train():
+def train(by_ddp):
+    """(bytes that it takes, its parameters)"""
+    before = torch.cuda.memory_allocated()
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]).cuda()
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(wrapped.parameters(), 1e-3)
-    for _ in range(3):
+    called = torch.nn.parallel.DistributedDataParallel(model) if by_ddp else model
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(4):
         optimizer.zero_grad()
-        wrapped(torch.ones(2, WIDTH, device="cuda")).pow(2).mean().backward()
+        called(torch.ones(4, WIDTH, device="cuda")).pow(2).mean().backward()
         optimizer.step()
-    return torch.cuda.memory_allocated(), sum(p.numel() for p in model.parameters())
+    return torch.cuda.memory_allocated() - before, sum(p.numel() for p in model.parameters())
 
 
 def main():
     torch.set_num_threads(1)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
-    bytes_used, count = train()
-    gc.collect()
-    os.write(1, f"rank {os.environ['RANK']}: {(bytes_used - torch.cuda.memory_allocated()) / count:.3f} bytes a parameter\n".encode())
-    dist.destroy_process_group()
+    by_ddp = "LOCAL_RANK" in os.environ
+    if by_ddp:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+    torch.ones(2, 2, device="cuda").mm(torch.ones(2, 2, device="cuda"))  # the library's own memory
+    before = torch.cuda.memory_allocated()
+    taken, count = train(by_ddp)
+    left = 0
+    if by_ddp:
+        gc.collect()
+        for _ in range(3):  # what others may read is freed when all ranks have said that they have no more use for it
+            torch.cuda.empty_cache()
+            dist.barrier()
+        left = torch.cuda.memory_allocated() - before
+    os.write(1, f"rank {os.environ.get('RANK', '0')}: {taken / count:.3f} bytes a parameter, {left / count:.3f} when it is gone\n".encode())
+    if by_ddp:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Ranks of DDP scripts on simulated devices: what each keeps of the model's data, and that nobody can tell.
+"""Ranks on devices, simulated ones: what each keeps of the model's data, and that nobody can tell.
 
-    tests/device_ranks/run.py [--castor build/bin/castor] [NAME]...
+    tests/device_ranks/run.py [--castor build/bin/castor] [--gpu] [NAME]...
 
-What scripts of tests/scripts see there is compared by tests/semantics/run.py --devices. NAMEs select tests whose id contains one of them. The last line is
-`N passed, N failed`."""
+--gpu: on the devices of this machine. What scripts of tests/scripts see there is compared by tests/semantics/run.py --devices. NAMEs select tests
+whose id contains one of them. The last line is `N passed, N failed`."""
 import os
 import re
 import subprocess
@@ -18,19 +18,31 @@ import simulated  # noqa: E402
 
 LIMIT_S = 300  # of one job; reached only by a failure
 CASTOR = None
+GPU = "--gpu" in sys.argv
 ALL = "nothing,one_rank_looks,halved_by_hand,looks_then_clips,clips_then_looks,written_before_a_slow_look"
 SHORT = "one_rank_looks,looks_then_clips,written_before_a_slow_look"
 
 
+def on_devices(count, *options):
+    if GPU:
+        return ["env", f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(count)))}"]
+    return [*runner.on_devices(count)[:-1], *options, "--"]
+
+
 def job(plugin, ranks, program, *arguments, settings=()):
     """(lines, standard error) of a job's ranks; `plugin`: None for plain PyTorch."""
+    return run(plugin, [*on_devices(ranks), *runner.ranks(ranks)], program, *arguments, settings=settings)
+
+
+def run(plugin, before, program, *arguments, settings=(), options=()):
     sets = [word for setting in settings for word in ("--set", setting)]
     with tempfile.TemporaryDirectory(prefix="castor-device-ranks-") as folder:
-        under = [CASTOR, "run", "--plugin", plugin, "--log-dir", os.path.join(folder, "log"), *sets, "--"] if plugin else []
-        command = [*under, *runner.on_devices(ranks), *runner.ranks(ranks), os.path.join(FOLDER, program), *arguments]
-        done = subprocess.run(command, env=runner.environment(), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+        under = [CASTOR, "run", "--plugin", plugin, "--log-dir", os.path.join(folder, "log"), *sets, *options, "--"] if plugin else []
+        command = [*under, *before, os.path.join(FOLDER, program), *arguments]
+        env = dict(runner.environment(), CUBLAS_WORKSPACE_CONFIG=":16:8")
+        done = subprocess.run(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
-        raise AssertionError(f"{plugin} with {ranks} ranks ends with status {done.returncode}:\n{done.stderr[-3000:]}")
+        raise AssertionError(f"{plugin} {' '.join(options)}: {program} ends with status {done.returncode}:\n{done.stderr[-3000:]}")
     return done.stdout.splitlines(), done.stderr
 
 
@@ -40,12 +52,12 @@ class Looks(unittest.TestCase):
     maxDiff = None
     plain = {}
 
-    def compare(self, plugin, ranks, habits, settings=()):
-        if (ranks, habits) not in self.plain:
-            self.plain[ranks, habits] = sorted(job(None, ranks, "looks.py", habits)[0])
-            self.assertGreater(len(self.plain[ranks, habits]), 20)
-        lines, errors = job(plugin, ranks, "looks.py", habits, settings=settings)
-        self.assertEqual(sorted(lines), self.plain[ranks, habits], errors)
+    def compare(self, plugin, ranks, *arguments, settings=()):
+        if (ranks, arguments) not in self.plain:
+            self.plain[ranks, arguments] = sorted(job(None, ranks, "looks.py", *arguments)[0])
+            self.assertGreater(len(self.plain[ranks, arguments]), 20)
+        lines, errors = job(plugin, ranks, "looks.py", *arguments, settings=settings)
+        self.assertEqual(sorted(lines), self.plain[ranks, arguments], errors)
 
     def test_zero2(self):
         self.compare("zero2", 2, SHORT)
@@ -56,7 +68,11 @@ class Looks(unittest.TestCase):
 
     @runner.long
     def test_zero2_under_a_budget(self):
-        self.compare("zero2", 2, ALL, ["CASTOR_DEVICE_BUDGET=3M"])
+        self.compare("zero2", 2, ALL, settings=["CASTOR_DEVICE_BUDGET=3M"])
+
+    @runner.long
+    def test_over_gloo(self):
+        self.compare("zero2", 2, SHORT, "gloo")
 
     @runner.long
     def test_zero1(self):
@@ -71,10 +87,14 @@ class Memory(unittest.TestCase):
     """Bytes of a device per parameter, fp32 with Adam (docs/device-ranks.md)."""
 
     def check(self, plugin, ranks, expected):
-        found = [float(re.search(r"([\d.]+) bytes a parameter", line)[1]) for line in job(plugin, ranks, "memory.py")[0] if "bytes a parameter" in line]
+        self.compare(job(plugin, ranks, "memory.py")[0], ranks, expected)
+
+    def compare(self, lines, ranks, expected):
+        found = [re.search(r"([\d.]+) bytes a parameter, ([\d.]+) when it is gone", line) for line in lines if "bytes a parameter" in line]
         self.assertEqual(len(found), ranks)
         for each in found:
-            self.assertAlmostEqual(each, expected, delta=0.05 * expected)
+            self.assertAlmostEqual(float(each[1]), expected, delta=0.05 * expected)
+            self.assertLess(float(each[2]), 0.1)
 
     @runner.long
     def test_ddp(self):
@@ -92,13 +112,49 @@ class Memory(unittest.TestCase):
     def test_zero2_on_two(self):
         self.check("zero2", 2, 4 + 12 / 2)
 
+    def test_zero2_under_nproc(self):
+        options = "--nproc", "2", "--all-output"
+        self.compare(run("zero2", [*on_devices(2), sys.executable], "memory.py", options=options)[0], 2, 4 + 12 / 2)
+
     def test_zero2_on_four(self):
         self.check("zero2", 4, 4 + 12 / 4)
 
 
+class OneProcess(unittest.TestCase):
+    """Scripts of one process under --nproc."""
+
+    def compare(self, program, plugin, ranks, devices, *options):
+        python = [sys.executable]
+        plain, _ = run(None, [*on_devices(1), *python], "single.py", program)
+        lines, errors = run(plugin, [*on_devices(devices, *options), *python], "single.py", program, options=["--nproc", str(ranks)])
+        self.assertEqual(lines, plain, errors)
+        return errors
+
+    @runner.long
+    def test_backward_passes_in_a_device_thread_are_no_micro_steps(self):
+        plain, _ = run(None, [*on_devices(1), sys.executable], "single.py", "accumulated")
+        for ranks in 1, 2:
+            lines, errors = run("ddp", [*on_devices(2), sys.executable], "single.py", "accumulated", settings=["CASTOR_ACCUMULATE=2"],
+                                options=["--nproc", str(ranks)])
+            self.assertEqual(lines, plain, errors)
+
+    def test_each_on_a_device_of_its_own(self):
+        self.compare("small", "zero2", 2, 2)
+
+    def test_more_ranks_than_devices(self):
+        self.assertIn("3 ranks share 1 device", self.compare("small", "gemini", 3, 1))
+
+    @runner.long
+    @unittest.skipIf(GPU, "a device of this machine has more memory")
+    def test_model_data_of_three_devices(self):
+        self.assertIn("moved to host memory", self.compare("large", "gemini", 2, 2, "--memory", "64M"))
+
+
 if __name__ == "__main__":
+    if GPU:
+        sys.argv.remove("--gpu")
     CASTOR, names = runner.arguments(__doc__, "--castor", "build", "bin", "castor")
-    why = simulated.make(sys.executable)
+    why = None if GPU else simulated.make(sys.executable)
     if why:
         runner.cannot_run(why)
     runner.run(unittest.defaultTestLoader.loadTestsFromModule(sys.modules[__name__]), names)

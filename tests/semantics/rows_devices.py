@@ -1,16 +1,25 @@
-"""Which rows of DDP scripts run.py --devices has: each rank trains on a simulated device of its own, over NCCL."""
+"""Which rows run.py --devices has: each rank of a DDP script, or of `--nproc`, trains on a simulated device of its own, over NCCL."""
 
-# By script, or script and case: why it is not here.
+# On devices CASTOR_BATCH=loader is refused. By script, or script and case: why it is not here, beside those that plain PyTorch cannot run there.
 LEFT_OUT = {
     **dict.fromkeys(("gradients_ddp.py:gradient_of_the_input_only", "gradients_ddp.py:double_backward"),
                     "on_device.py copies the input that they ask the gradient of"),
+    **dict.fromkeys(("batch_norm.py:compiled", "chance.py:compiled"), "the compiler looks into the numbers of the simulation"),
+    "chance.py:dropout_in_scripted_code": "TorchScript's compiler makes kernels of its own, which nobody computes",
     "sync_ddp.py:sparse_gradients": "NCCL sums no sparse tensors",
     "sync_ddp.py:sharded_by_pytorch": "fully_shard finds tensors of the host",
     "checkpoint_ddp.py:saved_between_backward_and_step": "files of gradients have other sizes: these lie in buckets (docs/device-ranks.md)",
 }
 SCRIPTS = ("loops_ddp.py", "clip_ddp.py", "gradients_ddp.py", "optimizers_ddp.py", "sync_ddp.py", "checkpoint_ddp.py", "frozen_ddp.py", "gan_ddp.py",
-           "weights_ddp.py", "stepping_ddp.py")
+           "weights_ddp.py", "stepping_ddp.py", "amp_ddp.py", "recompute_ddp.py")
+# Of one process, under --nproc.
+SINGLE = ("accelerator.py", "accumulate.py", "audited.py", "batch_norm.py", "batches.py", "chance.py", "construct.py", "drawn.py", "files.py", "gpt.py", "in_batch_losses.py",
+          "kept.py", "lazies.py", "loops.py", "parts.py", "rearranged.py", "samplers.py", "shapes.py", "steps.py", "storages.py", "survivors.py", "taken.py", "text.py", "tokens.py",
+          "unseeded.py", "without_optimizer.py", "writes.py")
+# Lines of Castor's on devices alone, by script.
+MAY_SAY = {"chance.py": ("by rows it has another result",)}  # a kernel of attention, or of recurrent layers, draws the numbers of a dropout itself
 SHORT = {
+    "loops.py": ("adam", "sgd_momentum", "clipped_by_norm", "scaler", "dropout", "batch_norm", "two_networks"),
     "loops_ddp.py": ("adam", "sgd_momentum", "two_models"),
     "clip_ddp.py": ("norm", "norm_logged_by_rank_0"),
     "gradients_ddp.py": ("zeroed_in_place", "kept_while_zeroed_in_place", "edited_in_place", "two_losses_one_step"),
@@ -20,8 +29,8 @@ SHORT = {
 
 
 def has(row):
-    placed = any(option.startswith("CASTOR_OFFLOAD_DIR") for option in row.expect.options)
-    return row.script in SCRIPTS and not placed and row.script not in LEFT_OUT and f"{row.script}:{row.case}" not in LEFT_OUT
+    placed = any(option.startswith(("CASTOR_OFFLOAD_DIR", "CASTOR_BATCH=loader", "CASTOR_MEMORY_BUDGET")) for option in row.expect.options)
+    return row.script in (*SCRIPTS, *SINGLE) and not placed and not row.expect.one_rank and row.script not in LEFT_OUT and f"{row.script}:{row.case}" not in LEFT_OUT
 
 
 def in_short(row):

@@ -222,6 +222,9 @@ class Suite:
             }
         )
 
+    def may_say(self, row):
+        return rows_devices.MAY_SAY.get(row.script, ()) if self.args.devices else ()
+
     def check_and_store(self, group, ranks, plugin):
         self.check(group, ranks, plugin)
         self.store()
@@ -230,7 +233,10 @@ class Suite:
         """Runs the rows of one script together, and those apart that a failure kept from being reached."""
         failed = {row: self.references.failed[key] for row in group if (key := self.references.key(row, ranks)) in self.references.failed}
         for row, text in failed.items():
-            self.settle(row, ranks, plugin, False, text, 0)
+            if self.args.devices:  # of scripts for CPUs
+                print(f"left out N={ranks} {plugin:6} {row.name:50} {text.splitlines()[0]}", flush=True)
+            else:
+                self.settle(row, ranks, plugin, False, text, 0)
         group = [row for row in group if row not in failed]
         if not group:
             return
@@ -240,7 +246,7 @@ class Suite:
             idle = self.idle(group[0], plugin, folder)
             if idle:
                 self.settle(group[0], ranks, plugin, False, idle, finished.seconds)
-        if plugin in ENGINES and (wrong := what_is_wrong_with([row.expect for row in group], finished)):
+        if plugin in ENGINES and (wrong := what_is_wrong_with([row.expect for row in group], finished, self.may_say(group[0]))):
             self.settle(group[0], ranks, plugin, False, wrong, finished.seconds)
         if group[0].expect.refused and plugin in ENGINES:
             passed, text = refusal(group[0].expect.refused, finished)
@@ -347,7 +353,7 @@ def chosen(args):
         every = [row for row in every if row.script in args.script or row.script[:-3] in args.script]
     if args.case:
         every = [row for row in every if {row.case, row.title, row.title.partition(": ")[2]} & set(args.case) - {""}]
-    if args.hosts > 1 or args.devices:
+    if args.hosts > 1:
         every = [row for row in every if row.distributed]
     if args.devices:
         every = [row for row in every if rows_devices.has(row) and (args.full or args.selected or rows_devices.in_short(row))]

@@ -85,7 +85,7 @@ def environment(devices=1, memory="8G", base=None, build=None, preload_first=Non
     start from (default: this process's).
     """
     env = dict(os.environ if base is None else base)
-    env.pop("CUDA_VISIBLE_DEVICES", None)  # of the real devices
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(devices)))  # instead of the real devices
     parts = [preload_first, env.get("LD_PRELOAD"), preload(build)]  # `castor run` before it: the library of Castor is in front, too
     env["LD_PRELOAD"] = ":".join(part for part in parts if part)
     env["SIM_DEVICES"] = str(devices)

@@ -98,6 +98,18 @@ TEST_F(Kept, IsWhatTheStepHasLeft) {
     fake_device_run_all(fake);
     EXPECT_EQ(kept_read(&peer, NAME, 3, 1, got.data(), 100), CASTOR_ERR_PEER);
 
+    // The memory is the owner's again when the others say that they ask no more; then it is gone.
+    EXPECT_EQ(kept_drops(NAME), 0u);
+    ASSERT_EQ(kept_drop(&peer, NAME), CASTOR_OK) << error_text();
+    ASSERT_EQ(kept_drop(&peer, NAME), CASTOR_OK) << error_text();
+    EXPECT_EQ(kept_drops(NAME), 2u);
+    EXPECT_EQ(kept_read(&peer, NAME, 4, 1, got.data(), 100), CASTOR_OK) << error_text();
+    kept_end(NAME);
+    EXPECT_EQ(kept_read(&peer, NAME, 4, 1, got.data(), 100), CASTOR_ERR_PEER);
+    // Who drops before anything was shown counts as well.
+    ASSERT_EQ(kept_drop(&peer, NAME + 1), CASTOR_OK) << error_text();
+    EXPECT_EQ(kept_drops(NAME + 1), 1u);
+
     // Who does not know the token gets nothing.
     fetch_peer stranger = fetch_peer_of("127.0.0.1", port, "another token", 0.6);
     ASSERT_EQ(fetch_open(&stranger, false), CASTOR_OK);

@@ -21,6 +21,7 @@ _known = WeakTensorKeyDictionary()  # parameter: the address of its home when it
 _held = WeakTensorKeyDictionary()  # parameter on a device that is short of memory: its bytes, which cannot move
 _pressed = core.options.device_budget != -1  # some model data is on the host, or may come to be there
 _installed = False
+before_emptying = []  # called by torch.cuda.empty_cache: free what is held for others
 _held_told = {}  # device: the bytes that were counted last
 
 
@@ -237,6 +238,8 @@ def _gives_homes_back(empty_cache):
     @functools.wraps(empty_cache)
     def run():
         if store.active() and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            for free in before_emptying:
+                free()
             homes.give_back()
         return empty_cache()
 

@@ -13,12 +13,14 @@ import torch.distributed as dist
 from .. import core
 from ..backward import gradients, reducer
 from ..common import store, tensors
-from ..device import homes
+from ..device import adoption, homes
 from ..precision import masters
 from ..process import events
 from . import entries, kept, sums
 
 IN_FLIGHT = 3  # collectives of a backward, where owners alone keep the sums: so many buckets are there at a time
+
+PARAMETERS_STAY = "on devices every rank has all parameters; gradients and optimizer states are kept once (docs/device-ranks.md)"
 
 _numbers = itertools.count()
 _sharded = weakref.WeakSet()  # synchronizers whose sums owners alone keep
@@ -27,14 +29,21 @@ _sharded = weakref.WeakSet()  # synchronizers whose sums owners alone keep
 class Part:
     """A parameter in a bucket."""
 
-    __slots__ = "parameter", "entry", "place", "bucket", "synchronizer", "bytes", "range", "is_put", "in_bucket", "kept"
+    __slots__ = "parameter", "entry", "place", "bucket", "synchronizer", "bytes", "range", "is_put", "in_bucket", "kept", "keep", "layout", "__weakref__"
 
     def __init__(self, p, entry, place, bucket, synchronizer):
         self.parameter, self.entry, self.place, self.bucket = weakref.ref(p), entry, place, bucket
         self.synchronizer, self.bytes = weakref.ref(synchronizer), p.numel() * p.element_size()
         self.range = 0  # its number among those that the owner keeps
         self.is_put = self.in_bucket = False  # in this backward: its gradient was put into the bucket, and p.grad is there
+        self.layout = tuple(p.shape), p.stride()  # of the gradient in the bucket
+        self.keep = None  # sums.Keep, if owners keep sums
         self.kept = None  # the values of p.grad, if no gradient came and it lies in the bucket
+
+
+    def fits(self, p):
+        """The parameter is as large, and of the type, as it was."""
+        return p.dtype is self.bucket.dtype and p.numel() * p.element_size() == self.bytes
 
 
 class Bucket:
@@ -100,7 +109,7 @@ class Synchronizer:
         self.scale = 1.0 / group.world
         self._adopt(parameters)
         self.hooks = []
-        weakref.finalize(self, _unhook, self.hooks).atexit = False
+        weakref.finalize(self, _end, self.hooks, self.buckets).atexit = False
         for part in self.parts:
             self._hook(part)
 
@@ -115,7 +124,8 @@ class Synchronizer:
         self.touched = set()  # numbers of buckets of whose sums something has looked at one here, since the last backward
         self.keep = self.told = None
         if core.plugin_shards():
-            kept.peers_of(self.group, self.device)  # on all ranks together
+            kept.peers_of(self.group)  # on all ranks together
+            kept.settle()
         if core.plugin_shards() > 1:
             self._shard()
 
@@ -158,6 +168,10 @@ class Synchronizer:
         """Whether gradients of further backward passes belong to those that were summed just now."""
         return False
 
+    @staticmethod
+    def refuse_second():
+        gradients.Synchronizer.refuse_second()
+
     def refuse_broken(self):
         raise core.GroupError(f"castor: {self.broken}")
 
@@ -176,7 +190,7 @@ class Synchronizer:
         if self.delayed:
             return
         if part in self.ready:
-            gradients.Synchronizer.refuse_second()
+            self.refuse_second()
         self.ready.add(part)
         self._reap()
         self.waiting = part
@@ -217,7 +231,10 @@ class Synchronizer:
         if p is None or part.entry.summing not in (None, self):
             memory.narrow(0, part.place.offset // memory.element_size(), 0 if p is None else p.numel()).zero_()
             return
-        part.entry.summing = self
+        if not part.fits(p):
+            raise core.Error(f"castor: a parameter has become {p.dtype} of shape {tuple(p.shape)}, and its gradients are summed as they were before: wrap "
+                             "the model again, or build its optimizer again, after such a change")
+        part.entry.summing, part.layout = self, (tuple(p.shape), p.stride())
         view, grad = entries.view_of(memory, part.place, p), sums.grad_of(p)
         if grad is None:
             view.zero_()
@@ -262,7 +279,7 @@ class Synchronizer:
     def _sum(self, bucket):
         memory, group = bucket.memory, self.group.process_group
         if bucket.single:
-            work = dist.reduce(memory, self.group.ranks[bucket.owner], group=group, async_op=True)
+            work = dist.reduce(memory, group_dst=bucket.owner, group=group, async_op=True)
         else:
             work = dist.all_reduce(memory, group=group, async_op=True)
         self.works.append((work, bucket))
@@ -405,6 +422,12 @@ class Synchronizer:
                 part.entry.summing = None
 
 
+def _end(hooks, buckets):
+    _unhook(hooks)
+    for bucket in buckets:  # what its parts keep is freed with their parameters
+        bucket.parts.clear()
+
+
 def _unhook(hooks):
     for hook in hooks:
         hook.remove()
@@ -426,7 +449,7 @@ def _why_not(process_group, parameters, expect_sparse):
 
 def _make(process_group, parameters, find_unused):
     if core.plugin_shards() > 2:
-        core.log(2, b"on devices every rank has all parameters; gradients and optimizer states are kept once (docs/device-ranks.md)")
+        core.log(2, PARAMETERS_STAY.encode())
     return Reducer(entries.group_of(process_group), parameters, find_unused)
 
 
@@ -439,4 +462,5 @@ class Observer(events.Observer):
 def install():
     reducer.on_devices = _why_not, _make
     reducer.at_release.append(entries.release)
+    adoption.before_emptying.append(kept.settle)
     events.observe(Observer())

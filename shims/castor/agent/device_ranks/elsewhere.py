@@ -4,23 +4,27 @@ import pickle
 import torch
 
 from ..common import tensors
+from ..device import homes
 from . import kept
 
 
 class Owner:
-    """The states of an optimizer that one rank keeps, as a step has left them; `version`: its number."""
+    """The states of an optimizer that one rank keeps, as a step has left them.
 
-    def __init__(self, group, rank, name, device):
-        self.peer, self.name, self.device = kept.peers_of(group)[rank], name, device
+    shown    of the optimizer (kept.Shown)
+    version  the number of the step"""
+
+    def __init__(self, shown, rank, device):
+        self.peer, self.shown, self.device = kept.peers_of(shown.group)[rank], shown, device
         self.version, self.found = 0, None
 
-    def renew(self, version):
-        self.version, self.found = version, None
+    def renew(self):
+        self.version, self.found = self.shown.version, None
 
     def directory(self):
         """By the number of a parameter: its items, (key, spec (number of the range, shape, strides, dtype), pickled)."""
         if self.found is None:
-            self.found = pickle.loads(kept.directory(self.peer, self.name, self.version))
+            self.found = pickle.loads(kept.directory(self.peer, self.shown.name, self.version))
         return self.found
 
     def read(self, states):
@@ -32,9 +36,10 @@ class Owner:
                     continue
                 number, shape, stride, dtype = spec
                 wanted.append((number, torch.empty_strided(shape, stride, dtype=dtype), state, key))
-        kept.read(self.peer, self.name, self.version, [(number, value) for number, value, *_ in wanted])
-        for _, value, state, key in wanted:
-            state.take(key, value.to(self.device))
+        kept.read(self.peer, self.shown.name, self.version, [(number, value) for number, value, *_ in wanted])
+        with homes.born(homes.STATE, self.device.index):
+            for _, value, state, key in wanted:
+                state.take(key, value.to(self.device))
 
 
 def _is_readable(value, device):
@@ -42,15 +47,15 @@ def _is_readable(value, device):
             and not value.requires_grad and tensors.is_dense(value))
 
 
-def show(name, version, device, stepped):
+def show(shown, device, stepped):
     """`stepped`: (number, state) of each parameter that this rank has stepped."""
-    directory, ranges = {}, []
+    directory, found = {}, []
     for number, state in stepped:
         items = directory[number] = []
         for key, value in state.items():
             if _is_readable(value, device):
-                items.append((key, (len(ranges), tuple(value.shape), value.stride(), value.dtype), None))
-                ranges.append((value.data_ptr(), value.numel() * value.element_size()))
+                items.append((key, (len(found), tuple(value.shape), value.stride(), value.dtype), None))
+                found.append(value)
             else:
                 items.append((key, None, pickle.dumps(value)))
-    kept.show(name, version, device, ranges, pickle.dumps(directory))
+    kept.show(shown.name, shown.version, device, found, pickle.dumps(directory))

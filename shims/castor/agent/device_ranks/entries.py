@@ -1,7 +1,9 @@
 """What is known of each parameter on a device whose gradients are summed over ranks."""
+import contextlib
 import ctypes
 import weakref
 
+import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -19,18 +21,25 @@ class Group:
     ranks    of the whole job, by their number in the group
     control  the store's group of them, over which they compare what must be alike"""
 
-    def __init__(self, process_group):
-        self.process_group, self.ranks = process_group, dist.get_process_group_ranks(process_group)
-        self.rank, self.world = dist.get_rank(process_group), process_group.size()
-        self.control = grouping.group_of(process_group)
+    def __init__(self, process_group, ranks, control):
+        self.process_group, self.ranks, self.control = process_group, ranks, control
+        self.rank, self.world = process_group.rank(), process_group.size()
+        self.together = process_group._get_backend(torch.device("cuda")).supports_coalescing  # calls can be enqueued as one
         self.optimizers = self.sharded = 0  # optimizers whose states, and synchronizers whose sums, owners keep: numbered alike on all ranks
         self.operations = 0  # on all gradients, alike on all ranks: a digest
+
+    def broadcast(self, sent, device):
+        """Each (tensor, its owner in the group) of `sent` becomes the owner's, in the order of the current stream."""
+        with dist._coalescing_manager(self.process_group, device=device, async_ops=True) if self.together else contextlib.nullcontext() as manager:
+            works = [dist.broadcast(t, group_src=owner, group=self.process_group, async_op=True) for t, owner in sent]
+        for work in (manager,) if self.together else works:
+            work.wait()
 
 
 def group_of(process_group):
     ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _groups:
-        _groups[ranks] = Group(process_group)
+        _groups[ranks] = Group(process_group, ranks, grouping.group_of(process_group))
     return _groups[ranks]
 
 

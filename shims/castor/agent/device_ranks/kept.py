@@ -1,29 +1,27 @@
 """What a rank keeps for others on its device, and how they read it (interpose/nodes/kept.h)."""
 import atexit
+import contextlib
 import ctypes
 import sys
+import weakref
 import zlib
 
 import torch
-import torch.distributed as dist
 
 from .. import core
 from ..common import store
 from ..nodes import peers
 
+ADDRESS = b"127.0.0.1"  # all ranks are on one node
 _peers = {}  # a group: the Peer of each of its ranks
 
 
-def peers_of(group, device=None):
-    """Where each rank can be read. The first call is a collective of the ranks; `device`: of this one."""
+def peers_of(group):
+    """Where each rank can be read. The first call is made by all ranks together."""
     if group not in _peers:
         port, token = ctypes.c_int(), core.options.job.encode()
-        address = peers.own_address().encode()
-        core.kept_serve(token, address, ctypes.byref(port))
-        every = [None] * group.world
-        with torch.cuda.device(device):
-            dist.all_gather_object(every, peers.Peer(address, port.value, token), group=group.process_group)
-        _peers[group] = every
+        core.kept_serve(token, ADDRESS, ctypes.byref(port))
+        _peers[group] = [peers.Peer(ADDRESS, int(port), token) for port, in group.control.gather([port.value], "where each rank can be read")]
         atexit.register(_leave, group)
     return _peers[group]
 
@@ -38,14 +36,49 @@ def _leave(group):
         pass
 
 
-def name_of(group, number):
-    """The same on all ranks. `number`: of what the group keeps."""
-    return zlib.crc32(repr(tuple(group.ranks)).encode()) << 32 | number
+class Shown:
+    """What each rank of a group keeps under one name. When a rank has no more use for it, it tells the others: the owner keeps the memory until
+    all have.
+
+    number   of what the group keeps, the same on all ranks
+    version  of the last edition"""
+
+    def __init__(self, group, number):
+        self.group, self.version = group, 0
+        self.name = zlib.crc32(repr(tuple(group.ranks)).encode()) << 32 | number
+        weakref.finalize(self, _unused.append, (group, self.name)).atexit = False  # the others are told later, not within a collection of garbage
 
 
-def show(name, version, device, ranges, directory=b"", lasts=False):
-    """`ranges`: (address, bytes) each, of which all that the current stream has enqueued so far is to be seen. `lasts`: the version before stays
-    what it is."""
+_unused = []  # (group, name): this rank has no more use for it
+_memory = {}  # name: the tensors of this rank's last editions
+_dropped = {}  # name: how many others may still read this rank's
+
+
+def settle():
+    """Tells the others what this rank uses no more, and frees what they use no more."""
+    while _unused:
+        group, name = _unused.pop()
+        for rank, peer in enumerate(peers_of(group)):
+            if rank != group.rank:
+                with contextlib.suppress(core.Error):  # it has ended
+                    core.kept_drop(*peer, name)
+        _dropped[name] = group.world - 1
+    for name in [name for name, readers in _dropped.items() if core.kept_drops(name) >= readers]:
+        core.kept_end(name)
+        del _dropped[name]
+        _memory.pop(name, None)
+
+
+def free(name):
+    """No rank reads the last edition any more; the next one is still to come."""
+    _memory.pop(name, None)
+
+
+def show(name, version, device, tensors, directory=b"", lasts=False):
+    """All that the current stream has enqueued so far in these tensors is to be seen. `lasts`: the version before stays what it is."""
+    settle()
+    ranges = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
+    _memory[name] = tensors, _memory.get(name, ((),))[0] if lasts else ()
     core.kept_show(name, version, lasts, device.index, torch.cuda.current_stream(device).cuda_stream, directory, len(directory),
                    (ctypes.c_uint64 * len(ranges))(*[address for address, _ in ranges]), (ctypes.c_uint64 * len(ranges))(*[size for _, size in ranges]),
                    len(ranges))

@@ -10,6 +10,7 @@ import weakref
 import torch
 
 from .. import patching
+from ..device import homes
 from . import kept
 
 _grad = torch._C.TensorBase.grad
@@ -21,6 +22,17 @@ _thread = threading.local()  # .inside: Castor or an optimizer looks at gradient
 def grad_of(p):
     """p.grad, if it is here."""
     return _grad.__get__(p)
+
+
+def _note(table, p, part):
+    """For the time that the parameter lives."""
+    key = id(p)
+
+    def end(reference):
+        if table.get(key, (None,))[0] is reference:
+            del table[key]
+
+    table[key] = weakref.ref(p, end), part
 
 
 def _part(table, p):
@@ -61,7 +73,7 @@ def _preserve(p, grad):
     """The script may change this tensor from here on."""
     part = _part(_shown, p)
     if part is not None and part.entry.was_shown(grad):
-        part.synchronizer().keep.preserve(part)
+        part.keep.preserve(part)
 
 
 def _is_shown(part):
@@ -102,19 +114,21 @@ def leave(part):
     """The owner has the sum of the running backward, and p.grad is nothing here."""
     p = part.parameter()
     _grad.__set__(p, None)
-    _elsewhere[id(p)] = weakref.ref(p), part
+    _note(_elsewhere, p, part)
 
 
 def read(part):
     """The sum, from its owner."""
     sync = part.synchronizer()
     p = part.parameter()
-    if sync.begun:
+    if sync is not None and sync.begun:
         raise RuntimeError("castor: a gradient is looked at while a backward pass runs, and its sum is another rank's under this plugin: look at it after "
                            "backward(), or use CASTOR_PLUGIN=zero1")
-    value = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype)
-    kept.read(kept.peers_of(sync.group)[part.entry.owner], sync.keep.name, sync.keep.version, [(part.range, value)])
-    return value.to(p.device)
+    value = torch.empty_strided(*part.layout, dtype=part.bucket.dtype)
+    shown = part.keep.shown
+    kept.read(kept.peers_of(shown.group)[part.entry.owner], shown.name, shown.version, [(part.range, value)])
+    with homes.born(homes.GRADIENT, p.device.index):
+        return value.to(p.device)
 
 
 @torch.no_grad()
@@ -126,63 +140,78 @@ def bring(p):
         value.add_(made)
     forget(p)
     _grad.__set__(p, value)
-    part.synchronizer().touched.add(part.bucket.number)
+    touch(part)
     if made is None:
         part.entry.see(value)
+
+
+def touch(part):
+    """Something has looked at the sum here."""
+    synchronizer = part.synchronizer()
+    if synchronizer is not None:
+        synchronizer.touched.add(part.bucket.number)
+
+
+def keeps_of(entries):
+    """What has the sums of those of which owners alone have them."""
+    return {entry.part.keep for entry in entries if entry.is_single}
 
 
 class Keep:
     """The sums that this rank keeps of a synchronizer, for the others.
 
-    version  of all ranks' sums: it counts backward passes, and what owners have done to the sums since"""
+    shown  of all ranks' sums; its version counts backward passes, and what owners have done to the sums since"""
 
     def __init__(self, synchronizer, number):
-        self.synchronizer = weakref.ref(synchronizer)
-        self.name, self.version = kept.name_of(synchronizer.group, number), 0
-        self.tensors = {}  # part: what others read, which is p.grad as a rule
-        self.leased = {}  # of the last backward, until all ranks have begun the next one
+        self.shown, self.device = kept.Shown(synchronizer.group, number), synchronizer.device
+        for part in synchronizer.parts:
+            part.keep = self
+        self.tensors = {}  # by Part.range: (weak reference to the part, what others read, which is p.grad as a rule)
+
+    def _parts(self):
+        """(range, part, its parameter) of those that live."""
+        found = [(number, reference()) for number, (reference, _) in self.tensors.items()]
+        found = [(number, part, part.parameter()) for number, part in found if part is not None]
+        return [each for each in found if each[2] is not None]
 
     def begin(self):
         """A backward begins: others may still read."""
-        for part in self.tensors:
-            p = part.parameter()
-            if p is not None:
-                _shown.pop(id(p), None)
-        self.leased, self.tensors = self.tensors, {}
+        for _, _, p in self._parts():
+            _shown.pop(id(p), None)
+        self.tensors = {}
 
     def release(self):
         """All ranks have begun the backward, in the order of the current stream."""
-        self.leased = {}
+        kept.free(self.shown.name)
 
     def show(self, parts):
-        """`parts`: whose sums this rank alone has, in their order."""
+        """`parts`: whose sums this rank alone has, in the order of their ranges."""
         for part in parts:
             first = part.place.offset // part.bucket.memory.element_size()
-            self.tensors[part] = part.bucket.memory[first:first + part.bytes // part.bucket.memory.element_size()]
+            self.tensors[part.range] = weakref.ref(part), part.bucket.memory[first:first + part.bytes // part.bucket.memory.element_size()]
         self._show_new(lasts=True)
 
     def _show_new(self, lasts=False):
         """p.grad is what others read, from the next version on."""
-        self.version += 1
-        for part in self.tensors:
-            p = part.parameter()
-            grad = None if p is None else _grad.__get__(p)
-            if grad is not None and grad.stride() == p.stride():
-                self.tensors[part] = grad.detach()
-                _shown[id(p)] = weakref.ref(p), part
+        self.shown.version += 1
+        for number, part, p in self._parts():
+            grad = _grad.__get__(p)
+            if grad is not None and grad.stride() == part.layout[1]:
+                self.tensors[number] = self.tensors[number][0], grad.detach()
+                _note(_shown, p, part)
         self._show(lasts)
 
     def _show(self, lasts=False):
-        ranges = [(tensor.data_ptr(), part.bytes) for part, tensor in self.tensors.items()]
-        kept.show(self.name, self.version, self.synchronizer().device, ranges, lasts=lasts)
+        kept.show(self.shown.name, self.shown.version, self.device, [tensor for _, tensor in self.tensors.values()], lasts=lasts)
 
     @torch.no_grad()
     def preserve(self, *parts):
         """What is in p.grad may change now; others read a copy."""
-        kept.hide(self.name)
+        kept.hide(self.shown.name)
         for part in parts:
-            self.synchronizer().touched.add(part.bucket.number)
-            self.tensors[part] = self.tensors[part].clone()
+            touch(part)
+            reference, tensor = self.tensors[part.range]
+            self.tensors[part.range] = reference, tensor.clone()
             p = part.parameter()
             if p is not None:
                 _shown.pop(id(p), None)
@@ -190,13 +219,13 @@ class Keep:
 
     def preserve_uncleared(self):
         """A backward begins, which adds to what is in p.grad."""
-        uncleared = [part for part in self.tensors if _is_shown(part)]
+        uncleared = [part for _, part, _ in self._parts() if _is_shown(part)]
         if uncleared:
             self.preserve(*uncleared)
 
     @contextlib.contextmanager
     def changing(self):
         """Owners change the sums, on all ranks together; who has looked at one before has it."""
-        kept.hide(self.name)
+        kept.hide(self.shown.name)
         yield
         self._show_new()

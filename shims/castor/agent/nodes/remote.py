@@ -5,6 +5,7 @@ import functools
 import pickle
 import sys
 import typing
+import weakref
 
 import torch
 
@@ -23,22 +24,35 @@ class RemoteState(dict):
     they are on every rank but the owner's.
 
     source       has a function read(states), which gives each its items by take(); equal sources read together
-    items_there  what the source needs to know"""
+    items_there  what the source needs to know
+    given        weak references to the tensors that were here before, by their keys: who holds one sees the new values in it, as an optimizer
+                 writes them in place"""
 
-    __slots__ = ("source", "items_there", "here", "names")
+    __slots__ = ("source", "items_there", "here", "names", "given")
 
     def __init__(self, source, items, before):
         """`before`: the earlier state there, whose keys stay the same objects."""
         super().__init__()
         self.source, self.items_there, self.here = source, items, False
         self.names = {key: key for key in before or ()}
+        self.given = _references(before or {})
 
+    @torch.no_grad()
     def take(self, key, value):
+        given = self.given.pop(key, lambda: None)()
+        if given is not None and isinstance(value, torch.Tensor) and (given.shape, given.dtype) == (value.shape, value.dtype):
+            value = given.copy_(value)
         dict.__setitem__(self, self.names.get(key) or key_of(key), value)
 
     def renew(self, items):
         self.items_there, self.here = items, False
+        self.given = {**self.given, **_references(self)}
         dict.clear(self)
+
+    @property
+    def is_held(self):
+        """The script holds a tensor of what was here before."""
+        return not self.here and any(reference() is not None for reference in self.given.values())
 
     def read(self):
         if not self.here:
@@ -55,6 +69,10 @@ class RemoteState(dict):
     def __deepcopy__(self, memo):
         self.read()
         return copy.deepcopy(dict(self), memo)
+
+
+def _references(state):
+    return {key: weakref.ref(value) for key, value in dict.items(state) if isinstance(value, torch.Tensor)}
 
 
 def _after_reading(name):
@@ -84,6 +102,11 @@ def read_states(states):
         by_source.setdefault(state.source, []).append(state)
     for source, its in by_source.items():
         source.read(its)
+
+
+def read_held(optimizer):
+    """After a step: what the script holds of the states is the new ones."""
+    read_states([state for state in of(optimizer) if state.is_held])
 
 
 class OfNode(typing.NamedTuple):

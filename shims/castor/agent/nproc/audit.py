@@ -167,10 +167,12 @@ class Auditor:
 
     def _able(self):
         job = self.job
-        if job.synchronizer is None or not job.synchronizer.entries:
+        if job.synchronizer is None or not job.synchronizer.count:
             return False
         if threading.current_thread() is not threading.main_thread():
             return self._leave_out("batches are drawn on another thread than the main one")
+        if torch.cuda.is_initialized():
+            return self._leave_out("a process that uses a device cannot be copied", 3)  # the trials compare what models return
         model_bytes = sum(entry.bytes for entry in job.synchronizer.entries)
         if core.places(model_bytes):
             return self._leave_out("under a memory budget there is no room for a second copy")

@@ -9,18 +9,15 @@ import torch
 from .. import core, patching
 from ..common import store
 from ..process import compiler
-from . import rows
+from . import exchange, rows
 
 OF_SAMPLES = "castor_of_samples"  # in a node's metadata: each sample has statistics of its own
 HALF = (torch.float16, torch.bfloat16)
 
 
-def _gathered(group, row, what):
+def _gathered(job, row, what):
     """A row of numbers of each rank, in rank order."""
-    row = row.contiguous()
-    every = torch.empty(group.world, len(row), dtype=row.dtype)
-    core.gather(group.handle, row.data_ptr(), row.numel() * row.element_size(), every.data_ptr(), what.encode())
-    return every
+    return exchange.gathered(job, row.contiguous(), what).view(row.dtype)
 
 
 def _others(x):
@@ -39,8 +36,8 @@ class _Statistics:
     def __init__(self, job, x):
         variance, mean = torch.var_mean(x, dim=_others(x), correction=0)
         count = x.numel() / x.shape[1] if job.weight else 0.0
-        row = torch.cat([torch.tensor([count], dtype=torch.float64), mean.double(), variance.double() * count])
-        every = _gathered(job.group, row if count else torch.zeros_like(row), "the statistics of a batch norm")
+        row = torch.cat([mean.new_tensor([count], dtype=torch.float64), mean.double(), variance.double() * count])
+        every = _gathered(job, row if count else torch.zeros_like(row), "the statistics of a batch norm")
         # Ranks with the same batch (one that the script made itself, or an evaluation's) each compute as the one process.
         self.alone = not job.is_divided and bool((every == every[0]).all())
         counts, means, squares = (every[:1] if self.alone else every).split([1, len(mean), len(mean)], dim=1)
@@ -77,7 +74,7 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             whole = sums
             if not ctx.alone:
-                every = _gathered(ctx.job.group, sums.double().flatten(), "the gradients of a batch norm")
+                every = _gathered(ctx.job, sums.double().flatten(), "the gradients of a batch norm")
                 whole = every.sum(0).view(2, -1)
             by_mean, by_variance = (whole / ctx.count).to(x.dtype)
             factor = scale if weight is None else scale * weight
@@ -120,7 +117,7 @@ def _normalize(job, x, running_mean, running_var, weight, bias, momentum, eps):
 
 
 def _is_batch_norm(node):
-    return type(node).__name__.startswith("NativeBatchNormBackward")
+    return type(node).__name__.startswith(("NativeBatchNormBackward", "CudnnBatchNormBackward"))
 
 
 def refuse_unseen(nodes):
@@ -133,8 +130,8 @@ def refuse_unseen(nodes):
 
 def _average_running(job, count, running):
     """Running statistics of which each rank has added the mean over its own samples' become those with the mean over all samples'."""
-    row = torch.cat([torch.tensor([count if job.weight else 0.0], dtype=torch.float64), *(t.detach().double() for t in running)])
-    every = _gathered(job.group, row, "the statistics of an instance norm")
+    row = torch.cat([running[0].new_tensor([count if job.weight else 0.0], dtype=torch.float64), *(t.detach().double() for t in running)])
+    every = _gathered(job, row, "the statistics of an instance norm")
     if job.is_divided or not bool((every == every[0]).all()):  # else each computes as the one process
         counts = every[:, :1]
         means = (counts * every[:, 1:].where(counts > 0, 0.0)).sum(0) / counts.sum()

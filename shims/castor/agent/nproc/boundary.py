@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .. import core, patching
 from ..common import store, traced
 from ..process import events
-from . import contents, losses, randomness, rows, streams, trial
+from . import contents, losses, randomness, rows, script_process, streams, trial
 
 _LARGE = 1 << 20  # bytes of a tensor above which a look at some of them must do
 
@@ -213,12 +213,12 @@ class Boundary:
                     or torch.autograd.forward_ad._current_level >= 0 or threading.current_thread() is not threading.main_thread())
 
     def _holds_registered(self, module):
-        count = len(self.job.synchronizer.entries)
+        count = self.job.synchronizer.count
         known = self._holds.get(module)
         if known is None or known[0] != count:
             parameters = list(module.parameters())
             lacking = any(torch.nn.parameter.is_lazy(p) for p in parameters)
-            known = self._holds[module] = -1 if lacking else count, not lacking and any(store.entry_of(p) is not None for p in parameters)
+            known = self._holds[module] = -1 if lacking else count, not lacking and any(map(script_process.is_registered, parameters))
         return known[1]
 
     # ---- arguments
@@ -230,7 +230,7 @@ class Boundary:
             if rows.is_opaque(leaf):
                 raise rows.Apart(f"an argument is a {type(leaf).__name__}, which may hold tensors")
             if isinstance(leaf, torch.Tensor) and not rows.is_plain(leaf):
-                raise rows.Apart("an argument is no plain tensor of the CPU")
+                raise rows.Apart("an argument is no plain tensor")
         tensors = [(leaf, path) for leaf, path in found if isinstance(leaf, torch.Tensor) and leaf.dim()]
         if form.arguments is None:
             count, dimensions = _batch_of([leaf for leaf, _ in tensors], self._dimensions(module))
@@ -412,7 +412,7 @@ def _is_count(leaf):
 
 
 def _is_of_model(leaf):
-    return isinstance(leaf, torch.nn.Parameter) or isinstance(leaf, torch.Tensor) and store.entry_of(leaf) is not None
+    return isinstance(leaf, torch.nn.Parameter) or isinstance(leaf, torch.Tensor) and script_process.is_registered(leaf)
 
 
 def _is_column(value):
@@ -469,7 +469,7 @@ def _digest(tensor):
     if flat.numel() * flat.element_size() > _LARGE:
         wide = torch.float64 if flat.is_floating_point() else None
         return _digest((flat.sum(dtype=wide).item(), flat[::7].sum(dtype=wide).item()))
-    return float(zlib.crc32(flat.view(torch.uint8).numpy().tobytes())) if flat.numel() else 0.0
+    return float(zlib.crc32(flat.view(torch.uint8).cpu().numpy().tobytes())) if flat.numel() else 0.0
 
 
 def install(job):

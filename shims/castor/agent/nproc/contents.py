@@ -269,7 +269,7 @@ class Snapshot:
                 if isinstance(value, _CONTAINERS) or _is_array(value):
                     self.containers.append((value, _copied(value)))
             elif id(value) not in self.tensors:
-                if value.is_shared() and store.entry_of(value) is None:
+                if value.device.type == "cpu" and value.is_shared() and store.entry_of(value) is None:
                     self.shared.append((path, weakref.ref(value)))
                 size = value.numel() * value.element_size()
                 if id(value) in buffers:

@@ -10,7 +10,7 @@ import torch
 from . import randomness
 
 _BEFORE_KERNELS = "BackendSelect"
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_BY_AUTOGRAD = {f"Autograd{device}": torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device)) for device in ("CPU", "CUDA")}
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _STREAMS = 0x9E3779B97F4A7C15  # between the seeds of two ranks' streams
 
@@ -179,10 +179,54 @@ class _For(_Operation):
 
 
 class _Dropout(_For):
-    """A dropout made of other operations, which autograd records: calls PyTorch's own function behind the CPU's key."""
+    """A dropout made of other operations, which autograd records: calls PyTorch's own function behind the key of a device."""
+
+    def __init__(self, op, behind):
+        super().__init__(op)
+        self.behind = behind
 
     def plainly(self, keys, args, kwargs):
-        return self.op.redispatch(_CPU, *args, **kwargs)
+        return self.op.redispatch(self.behind, *args, **kwargs)
+
+
+class _FusedDropout(_For):
+    """One that a device computes with numbers that its kernel draws: (result, mask). The host's draws them by another operation."""
+
+    def __call__(self, keys, tensor, p, train):
+        if not tensor.is_cuda or train is False or not randomness.splits() or not _drawable(tensor):
+            return super().__call__(keys, tensor, p, train)
+        place = randomness.place_of(tuple(tensor.shape), tensor)
+        if place is None:
+            return self.plainly(keys, (tensor, p, train), {})
+        if place is randomness.LOOSE:
+            randomness.note_loose()
+            with randomness.plain():
+                stream = _stream_of_rank(None, tensor.device)
+                mask = torch.empty_like(tensor, dtype=torch.bool).bernoulli_(1 - p, generator=stream)
+        else:
+            batch, dimension, rows = place
+            whole = whole_like(tensor, dimension, batch.count * rows).fill_(1)
+            mask = self.plainly(keys, (whole, p, train), {})[1].narrow(*_rows(*place)).contiguous()
+        return torch.ops.aten.native_dropout_backward(tensor, mask, 0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+class _Unseen(_Operation):
+    """A device's kernel draws numbers, if `dropout_p` is not 0, which nobody can divide: each rank's are its own."""
+
+    def __call__(self, keys, tensor, *args, **kwargs):
+        if not tensor.is_cuda or not self.get("dropout_p", (tensor, *args), kwargs) or not randomness.splits():
+            return self.plainly(keys, (tensor, *args), kwargs)
+        randomness.note_loose()
+        generator = torch.cuda.default_generators[tensor.device.index]
+        with randomness.plain():
+            stream = _stream_of_rank(None, tensor.device)
+        state = generator.get_state()
+        generator.set_state(stream.get_state())
+        try:
+            with randomness.plain():
+                return self.plainly(keys, (tensor, *args), kwargs)
+        finally:
+            generator.set_state(state)
 
 
 def _kind_of(op):
@@ -192,8 +236,10 @@ def _kind_of(op):
         return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
     arguments = op._schema.arguments
+    if _draws_unseen(op._schema):
+        return _Unseen if has("CUDA") else None
     if _is_dropout(op._schema):
-        return _Dropout if has("CompositeImplicitAutograd") else _For
+        return _Dropout if has("CompositeImplicitAutograd") else _FusedDropout
     if has(_BEFORE_KERNELS) or has("CompositeImplicitAutograd"):
         return None
     if has("CPU") and op._opname == "randperm":
@@ -212,14 +258,20 @@ def _is_dropout(schema):
     return [a.name for a in schema.arguments][1:] == ["p", "train"]
 
 
+def _draws_unseen(schema):
+    """Attention that one kernel computes."""
+    names = [a.name for a in schema.arguments]
+    return "dropout_p" in names and names[0] == "query" and str(schema.returns[0].type) == "Tensor"
+
+
 @functools.cache
 def random_operations():
-    """PyTorch's: (operation, its class) of those that take a generator in one of their forms, and of dropouts, which take none."""
+    """PyTorch's: (operation, its class) of those that take a generator in one of their forms, and of dropouts and attention, which take none."""
     found = []
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
     names = {schema.name for schema in schemas if any(a.name == "generator" for a in schema.arguments)}
     for schema in schemas:
-        if (schema.name in names or _is_dropout(schema)) and torch._C._dispatch_has_kernel(f"{schema.name}.{schema.overload_name}".rstrip(".")):
+        if (schema.name in names or _is_dropout(schema) or _draws_unseen(schema)) and torch._C._dispatch_has_kernel(f"{schema.name}.{schema.overload_name}".rstrip(".")):
             op = getattr(getattr(torch.ops.aten, schema.name.removeprefix("aten::")), schema.overload_name or "default")
             kind = _kind_of(op)
             if kind is not None:
@@ -233,5 +285,9 @@ def install(job):
     randomness.install(job)
     _library = torch.library.Library("aten", "IMPL")
     for op, kind in random_operations():
-        key = "AutogradCPU" if kind is _Dropout else _BEFORE_KERNELS
-        _library.impl(op.name().removeprefix("aten::"), kind(op), key, with_keyset=True)
+        name = op.name().removeprefix("aten::")
+        if kind is _Dropout:
+            for key, behind in _BY_AUTOGRAD.items():
+                _library.impl(name, kind(op, behind), key, with_keyset=True)
+        else:
+            _library.impl(name, kind(op), _BEFORE_KERNELS, with_keyset=True)

@@ -13,6 +13,7 @@ import torch
 
 from .. import core, patching
 from ..common import graph, store, tensors
+from ..device_ranks import entries
 from ..process import strays
 from . import arrays, audit, batch_norm, boundary, draws, loaders, losses, randomness, rows, script_process, streams, writers
 
@@ -54,6 +55,11 @@ class Job(script_process.Process):
         return self.source() is not None or self.boundary.division is not None
 
     @property
+    def on_device(self):
+        """Whether there are parameters on this rank's device."""
+        return self.synchronizer is not None and self.synchronizer.devices is not None
+
+    @property
     def splits(self):
         """Whether ranks have computed parts of batches."""
         return self.split_seen or self.boundary.used
@@ -74,12 +80,19 @@ class Job(script_process.Process):
         if not self.audit.in_fork:
             super().adopt_waiting()
 
+    def _adopt_moved(self):
+        """Parameters that came to a device after their optimizer was built, or became others there."""
+        if self.synchronizer is not None and torch.cuda.is_initialized():
+            self._adopt(self.synchronizer.let_go_of_moved())
+        if self.on_device:
+            self.synchronizer.devices.renew()
+
     def _adopt_reached(self, nodes):
         """Registers leaves in no optimizer: they get the whole batch's gradient, too, since the script may step them by hand or
         look at them. A tensor with a row for each sample of this rank's part belongs to the samples, and is no parameter. The
         same holds for one that was made to require gradients while the script had the batch. `nodes`: of the graph."""
         own = round(self.weight * self.samples)
-        fresh = [node.variable for node in nodes if type(node).__name__ == "AccumulateGrad" and store.entry_of(node.variable) is None]
+        fresh = [node.variable for node in nodes if type(node).__name__ == "AccumulateGrad" and not script_process.is_registered(node.variable)]
         fresh = [p for p in fresh if id(p) not in self.of_batch]
         plain = [p for p in fresh if not isinstance(p, torch.nn.Parameter) or p.is_complex()]
         if not self.split_seen:  # what the script has outside of its models has the whole gradient, unless a model uses it unseen
@@ -97,17 +110,22 @@ class Job(script_process.Process):
             return
         writers.install_late(self)
         # The store has no sums of complex numbers: at the boundary each rank keeps these parameters for itself, and their gradients are levelled.
-        fresh = [p for p in parameters if store.is_fresh(p) and not (p.is_complex() and self.boundary.divides)]
+        fresh = [p for p in parameters if script_process.is_fresh(p) and not (p.is_complex() and self.boundary.divides)]
+        on_device = [p for p in fresh if p.is_cuda]
+        fresh = [p for p in fresh if not p.is_cuda]
         for p in fresh:
             why = tensors.why_unsupported(p)
             if why:
                 raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. Run this script "
                                  "on one rank")
-        if not fresh:
+        if not fresh and not on_device:
             return
         if self.synchronizer is None:
             self.synchronizer = script_process.Synchronizer(self)
-        self.synchronizer.add(fresh)
+        if fresh:
+            self.synchronizer.add(fresh)
+        if on_device:
+            self.synchronizer.add_on_device(on_device)
         self.audit.renew()
 
     # ---- random numbers
@@ -148,6 +166,7 @@ class Job(script_process.Process):
         if self.boundary.division is not None:
             raise core.Error("castor: a backward pass begins inside of a model's forward, which computes some rows of the batch")
         self.adopt_waiting()
+        self._adopt_moved()
         self.audited = False
         self.backwards += 1
         if self.loader() is not None:
@@ -227,7 +246,7 @@ class Job(script_process.Process):
         whole = self.boundary.divides or not self.split_seen and (self.synchronizer is None or create_graph)
         if self.distributed or not store.active() or whole and not self.boundary.cannot_take_gradients:
             return
-        if any(isinstance(t, torch.nn.Parameter) or store.entry_of(t) is not None for t in inputs):
+        if any(isinstance(t, torch.nn.Parameter) or script_process.is_registered(t) for t in inputs):
             raise core.Error("castor: torch.autograd.grad of parameters gives each rank the gradient of its own part of "
                              "the batch: let loss.backward() make it, which averages over the ranks, or run this script "
                              "on one rank")
@@ -266,7 +285,12 @@ class Job(script_process.Process):
         digest = 0.0
         for p in store.parameters_of(optimizer):
             entry = store.entry_of(p)
-            if entry is not None and p.grad is not None and p.grad is not entry.shown_grad():
+            if p.is_cuda and not core.plugin_shards():  # else owners compare
+                entry = entries.entry_of(p)
+                set_here = entry is not None and p.grad is not None and not entry.is_untouched(p.grad)
+            else:
+                set_here = entry is not None and p.grad is not None and p.grad is not entry.shown_grad()
+            if set_here:
                 digest += float(p.grad.double().sum()) + float(p.grad.double().abs().max())
         clipped, self.clipped = self.clipped, 0
         return [float(clipped), digest]
@@ -328,7 +352,7 @@ def _watch_mode(job):
             finally:
                 if outermost:
                     job.in_train = False
-                    if any(store.entry_of(p) is not None for p in self.parameters()):
+                    if any(map(script_process.is_registered, self.parameters())):
                         job.switched = weakref.ref(self)
 
         return module_train

@@ -51,7 +51,7 @@ class _Loading:
     def drawn(self, seconds):
         self.batches += 1
         self.waited += seconds
-        if self.batches != LOOKED_AT:
+        if self.batches != LOOKED_AT or self.job.on_device:
             return
         share = self.waited / (time.monotonic() - self.began)
         if share > LARGE_SHARE and self.waited > LOOKED_AT * LARGE_SECONDS:

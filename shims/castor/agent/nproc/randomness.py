@@ -218,10 +218,10 @@ def is_registered(tensor):
     global _parameters
     if isinstance(tensor, torch.nn.Parameter) or store.entry_of(tensor) is not None:
         return True
-    entries = _job.synchronizer.entries if _job.synchronizer is not None else ()
-    if _parameters[0] != len(entries):
-        known = [(e.parameter(), e.parameter) for e in entries]
-        _parameters = len(entries), {p.data_ptr(): reference for p, reference in known if p is not None}
+    count = 0 if _job.synchronizer is None else _job.synchronizer.count
+    if _parameters[0] != count:
+        known = [(reference(), reference) for reference in (_job.synchronizer.parameters() if count else ())]
+        _parameters = count, {p.data_ptr(): reference for p, reference in known if p is not None}
     p = _parameters[1].get(tensor.data_ptr(), lambda: None)()
     return p is not None and p.data_ptr() == tensor.data_ptr()
 

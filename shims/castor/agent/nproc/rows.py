@@ -15,9 +15,8 @@ import torch
 
 from .. import core
 from ..common import graph
-from . import draws, randomness
+from . import draws, exchange, randomness
 
-GATHER_BYTES = 16 << 20  # of each rank, at most, in one core.gather()
 _OPAQUE_NOT = (str, bytes, numbers.Number, type(None), type, torch.nn.Module, torch.dtype, torch.device, torch.Generator, types.FunctionType, types.MethodType)
 
 
@@ -66,7 +65,7 @@ def leaves(value, is_leaf=None):
 
 
 def is_plain(tensor):
-    return tensor.layout is torch.strided and tensor.device.type == "cpu" and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda") and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def resolved(tensor):
@@ -157,7 +156,7 @@ class Division:
         refuse_many()
         own = resolved(tensor).reshape(-1)
         wide = torch.complex128 if own.is_complex() else torch.float64
-        mean, length = torch.empty_like(own), GATHER_BYTES // own.element_size()
+        mean, length = torch.empty_like(own), exchange.GATHER_BYTES // own.element_size()
         for at in range(0, len(own), length):
             piece = own[at:at + length].view(torch.uint8)
             every = self._gathered(piece, len(piece)).reshape(-1).view(own.dtype).view(self.world, -1)
@@ -166,17 +165,10 @@ class Division:
 
     def _gathered(self, data, most, out=None):
         """The bytes of each rank, a row of `most` bytes each, of which a rank may have fewer."""
-        out = torch.empty(self.world, most, dtype=torch.uint8) if out is None else out
         began = time.monotonic_ns()
-        for at in range(0, most, GATHER_BYTES):
-            length = min(GATHER_BYTES, most - at)
-            own = data[at:at + length]
-            if len(own) < length:
-                own = torch.cat([own, own.new_zeros(length - len(own))])
-            piece = out if length == most else torch.empty(self.world, length, dtype=torch.uint8)
-            core.gather(self.job.group.handle, own.data_ptr(), length, piece.data_ptr(), b"the rows of a batch")
-            if piece is not out:
-                out[:, at:at + length] = piece
+        if len(data) < most:
+            data = torch.cat([data, data.new_zeros(most - len(data))])
+        out = exchange.gathered(self.job, data, "the rows of a batch", out)
         core.event_rows(time.monotonic_ns() - began)
         return out
 

@@ -8,10 +8,21 @@ import torch
 from .. import core, patching
 from ..backward import gradients
 from ..common import store, tensors
+from ..device_ranks import entries
 from ..precision import masters
 from ..process import events
+from . import on_devices
 
 TOLD_SECONDS = 2.0  # how long a rank waits to learn what ended another one's backward
+
+
+def is_registered(p):
+    return store.entry_of(p) is not None or entries.entry_of(p) is not None
+
+
+def is_fresh(p):
+    """Whether the parameter is not registered as it is."""
+    return entries.entry_of(p) is None if p.is_cuda else store.is_fresh(p)
 
 
 class Process(events.Observer):
@@ -116,6 +127,7 @@ class Synchronizer(gradients.Synchronizer):
     def __init__(self, job):
         super().__init__(job.group, [])
         self.job = job
+        self.devices = None  # on_devices.Sums, once there are any
         self.has_raised = False
         self.early = set()  # the entries whose gradients were taken before the hook ran that does it
 
@@ -126,9 +138,26 @@ class Synchronizer(gradients.Synchronizer):
                 self.hook(p, e)
                 self.entries.append(e)
 
+    def add_on_device(self, parameters):
+        if self.devices is None:
+            self.devices = on_devices.Sums(self.job)
+        self.devices.add(parameters)
+
+    def parameters(self):
+        """Weak references to all that are registered."""
+        return [e.parameter for e in self.entries] + ([] if self.devices is None else self.devices.parameters())
+
+    @property
+    def count(self):
+        return len(self.entries) + (0 if self.devices is None else self.devices.count)
+
     def expect(self):
         super().expect()
         self.early.clear()
+        if self.devices is not None:
+            self.devices.expect()
+            if not self.begun:
+                self._begin()  # at whose end the ranks say what they have reached
 
     def _ready(self, entry, p):
         if entry in self.early:
@@ -160,7 +189,8 @@ class Synchronizer(gradients.Synchronizer):
         self.job.moved(p)
 
     def let_go_of_moved(self):
-        """Parameters that the script has moved to a device are the store's no longer. Nothing of that is left, should they come back."""
+        """Parameters that the script has moved to a device are the store's no longer. Nothing of that is left, should they come back. Returns
+        them."""
         moved = [(p, e) for p, e in ((e.parameter(), e) for e in self.entries) if p is not None and p.device.type != "cpu"]
         if moved:
             store.let_go(moved)
@@ -168,6 +198,7 @@ class Synchronizer(gradients.Synchronizer):
             for entry in gone:
                 self.hooks.pop(entry).remove()
             self.entries = [e for e in self.entries if e not in gone]
+        return [p for p, _ in moved]
 
     def renew(self):
         """Registers parameters that have another type now anew."""
@@ -202,15 +233,28 @@ class Synchronizer(gradients.Synchronizer):
 
     def _participants(self):
         """The entries that some rank's backward reached: the same list on every rank."""
-        flags = [e.added for e in self.entries] + [self.has_raised, not self.has_raised]
+        of_devices = [] if self.devices is None else self.devices.flags()
+        flags = [e.added for e in self.entries] + of_devices + [self.has_raised, not self.has_raised]
         reached = self.group.union(flags, "the end of backward")
         if reached is not None and all(reached[-2:]):
             self._refuse_raised()
         if reached is None:
             raise core.GroupError("castor: the ranks have registered different numbers of parameters: the script must "
                              "build the same optimizers on every rank")
+        if of_devices:
+            self.devices.hear(reached[len(self.entries):-2])
         return [e for e, by_some in zip(self.entries, reached) if by_some]
 
+    def _complete(self, entries):
+        used = super()._complete(entries) if entries or self.devices is None else ()
+        if self.devices is not None:
+            self.devices.finish()
+        return used
+
+    def _break_off(self, error):
+        super()._break_off(error)
+        if self.devices is not None:
+            self.devices.break_off(error)
 
     def _refuse_raised(self):
         """Backward raised on some ranks only. Such a rank has its own exception, which tells more if it ends the script."""

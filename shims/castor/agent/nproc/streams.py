@@ -1,4 +1,4 @@
-"""A process's global generators: PyTorch's, Python's and NumPy's. They have the same state on all ranks.
+"""A process's global generators: PyTorch's of the host and of the device, Python's and NumPy's. They have the same state on all ranks.
 
 If a dataset or a collation draws random numbers, each rank makes the samples of the whole batch and keeps its part. Only so does
 each sample get the numbers that it has in one process. A dataset that draws nothing makes the rank's part alone. The first batch
@@ -31,7 +31,8 @@ def _numpy():
 
 def states():
     numpy = _numpy()
-    return torch.random.get_rng_state(), random.getstate(), None if numpy is None else numpy.get_state()
+    of_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return torch.random.get_rng_state(), random.getstate(), None if numpy is None else numpy.get_state(), of_device
 
 
 def restore(saved):
@@ -39,6 +40,8 @@ def restore(saved):
     random.setstate(saved[1])
     if saved[2] is not None:
         _numpy().set_state(saved[2])
+    if saved[3] is not None:
+        torch.cuda.set_rng_state(saved[3])
 
 
 @contextlib.contextmanager
@@ -51,13 +54,21 @@ def restored():
 
 
 def _packed(saved):
-    """The bytes of each of the three states."""
+    """The bytes of each of the states."""
     _, words, gauss = saved[1]
-    python = struct.pack(f"<{len(words)}Idd", *words, gauss is not None, gauss or 0.0)
-    if saved[2] is None:
-        return [saved[0].numpy().tobytes(), python]
-    _, keys, position, has_gauss, cached = saved[2]
-    return [saved[0].numpy().tobytes(), python, keys.tobytes() + struct.pack("<qqd", position, has_gauss, cached)]
+    packed = [_bytes_of(saved[0]), struct.pack(f"<{len(words)}Idd", *words, gauss is not None, gauss or 0.0), b"", _bytes_of(saved[3])]
+    if saved[2] is not None:
+        _, keys, position, has_gauss, cached = saved[2]
+        packed[2] = keys.tobytes() + struct.pack("<qqd", position, has_gauss, cached)
+    return packed
+
+
+def _bytes_of(state):
+    return b"" if state is None else state.numpy().tobytes()
+
+
+def _tensor_of(packed):
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8) if packed else None
 
 
 def _unpacked(packed, like):
@@ -68,12 +79,12 @@ def _unpacked(packed, like):
         name, keys, *_ = like[2]
         numpy = (name, sys.modules["numpy"].frombuffer(packed[2][:keys.nbytes], dtype=keys.dtype),
                  *struct.unpack("<qqd", packed[2][keys.nbytes:]))
-    return torch.frombuffer(bytearray(packed[0]), dtype=torch.uint8), python, numpy
+    return _tensor_of(packed[0]), python, numpy, _tensor_of(packed[3])
 
 
 def digest():
-    """Three numbers, one for each of the generators."""
-    return [*(float(zlib.crc32(state)) for state in _packed(states())), 0.0][:3]
+    """A number for each of the generators."""
+    return [float(zlib.crc32(state)) for state in _packed(states())]
 
 
 def same(one, other):
@@ -111,7 +122,7 @@ def _bits_of(generator):
     return getattr(generator, "bit_generator", generator)
 
 
-_NAMES = ("PyTorch's", "Python's", "NumPy's")
+_NAMES = ("PyTorch's", "Python's", "NumPy's", "the device's")
 
 
 def level(job, digests):

@@ -119,6 +119,11 @@ def _clip_in_float(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
     return total
 
 
+def _tell_job(*operation):
+    if _job is not None:
+        _job.gradients_clipped(*operation)
+
+
 def _clip_grad_norm(stock):
     @functools.wraps(stock)
     @torch.no_grad()
@@ -127,6 +132,7 @@ def _clip_grad_norm(stock):
         if entries.serves(listed) and accumulation.at_boundary(listed):
             gradients = gradients_on_devices.Gradients(listed)
             operation = "norm", float(max_norm), float(norm_type), foreach
+            _tell_job(*operation[:3])
             if gradients.by_owners(*operation):
                 return gradients_on_devices.clip_grad_norm(gradients, float(max_norm), float(norm_type), error_if_nonfinite, foreach)
             with gradients.alike(*operation):
@@ -135,8 +141,8 @@ def _clip_grad_norm(stock):
         acts = accumulation.at_boundary(listed)
         if not acts:
             max_norm, error_if_nonfinite = float("inf"), False  # the norm of the gradients so far
-        if _job is not None and gradients is not None:
-            _job.gradients_clipped("norm", float(max_norm), float(norm_type))
+        if gradients is not None:
+            _tell_job("norm", float(max_norm), float(norm_type))
         if gradients is None or not gradients.by_owners("norm", float(max_norm), float(norm_type), foreach):
             if _have_masters(listed):
                 made = [p.grad for p in listed if p.grad is not None]
@@ -173,13 +179,14 @@ def _clip_grad_value(stock):
             return None
         if entries.serves(listed):
             gradients = gradients_on_devices.Gradients(listed)
+            _tell_job("value", float(clip_value))
             if gradients.by_owners("value", float(clip_value), foreach):
                 return gradients_on_devices.clip_grad_value(gradients, float(clip_value))
             with gradients.alike("value", float(clip_value)):
                 return stock(listed, clip_value, foreach)
         gradients = _Gradients(listed) if store.groups() and store.active() else None
-        if _job is not None and gradients is not None:
-            _job.gradients_clipped("value", float(clip_value))
+        if gradients is not None:
+            _tell_job("value", float(clip_value))
         if gradients is None or not gradients.by_owners("value", float(clip_value), foreach):
             return stock(listed, clip_value, foreach)
         gradients.begin()

@@ -49,9 +49,8 @@ class Gradients:
     @contextlib.contextmanager
     def changing(self):
         """What is changed here is changed alike on all ranks."""
-        keeps = {entry.part.synchronizer().keep for _, entry in self.pairs if entry.is_single}
         with contextlib.ExitStack() as changes, sums.unseen():
-            for keep in keeps:
+            for keep in sums.keeps_of(entry for _, entry in self.pairs):
                 changes.enter_context(keep.changing())
             yield
             self.see()

@@ -3,30 +3,29 @@ import contextlib
 import weakref
 
 import torch
-import torch.distributed as dist
 
 from .. import core
-from ..common import store
+from ..common import store, tensors
 from ..device import homes, step_parts
 from ..device_ranks import elsewhere, entries, kept, sums
 from ..nodes import remote
 from . import agreed, states
 
+APART = 64  # entries of _apart
+
 _by_optimizer = weakref.WeakKeyDictionary()
 
 
-class _Shown:
+class _Known:
     """What is known of an optimizer's states on devices.
 
-    name     of them, for other ranks
-    version  the number of its last step by owners
+    shown    of them, to other ranks; its version is the number of the last step by owners
     owners   by rank: where its states are read (elsewhere.Owner)
     local    a step used gradients that were not synchronized: each rank steps everything from then on"""
 
     def __init__(self, group):
-        self.name, self.version, self.local = kept.name_of(group, group.optimizers), 0, False
+        self.shown, self.local, self.owners = kept.Shown(group, group.optimizers), False, {}
         group.optimizers += 1
-        self.owners = {}
 
 
 def pairs_of(optimizer):
@@ -41,34 +40,51 @@ def pairs_of(optimizer):
 
 def steps_locally(optimizer, pairs):
     """Whether each rank steps everything for itself: some gradients are not sums, now or in an earlier step."""
-    shown = _by_optimizer.get(optimizer)
-    if shown is not None and shown.local:
+    known = _by_optimizer.get(optimizer)
+    if known is not None and known.local:
         return True
-    if all(entry.synced or not sums.has_grad(p) for _, p, entry in pairs):
+    if all(entry.synced or not sums.has_grad(p) for _, p, entry in pairs) and not _overlap(tuple(p.data_ptr() for _, p, _ in pairs), pairs):
         return False
     remote.bring_here(optimizer)
-    _shown_of(optimizer, pairs[0][2].group).local = True
+    _known_of(optimizer, pairs[0][2].group).local = True
     return True
 
 
-def _shown_of(optimizer, group):
+_apart = set()  # addresses of parameters that do not overlap: of each optimizer, as a rule
+
+
+def _overlap(addresses, pairs):
+    """Whether some parameters have memory in common, which no two ranks may write. The same on all ranks."""
+    if addresses in _apart:
+        return False
+    ranges = sorted((address, address + tensors.extent(p)) for address, (_, p, _) in zip(addresses, pairs) if p.numel())
+    if any(after[0] < before[1] for before, after in zip(ranges, ranges[1:])):
+        return True
+    if len(_apart) >= APART:
+        _apart.clear()
+    _apart.add(addresses)
+    return False
+
+
+def _known_of(optimizer, group):
     if optimizer not in _by_optimizer:
-        _by_optimizer[optimizer] = _Shown(group)
+        _by_optimizer[optimizer] = _Known(group)
     return _by_optimizer[optimizer]
 
 
 def step(optimizer, pairs, run, divisible, running):
     """`run`: a step without a closure."""
     group, device = pairs[0][2].group, pairs[0][1].device
-    shown = _shown_of(optimizer, group)
+    known = _known_of(optimizer, group)
+    shown = known.shown
     _begin(optimizer, group, pairs, running)
     kept.hide(shown.name)
     stepped = [each for each in pairs if sums.has_grad(each[1])]
     mine, others = [each for each in stepped if each[2].mine], [each for each in stepped if not each[2].mine]
-    known, writes = len(optimizer.state), step_parts.writes_gradients(optimizer)
+    before, writes = len(optimizer.state), step_parts.writes_gradients(optimizer)
     with contextlib.ExitStack() as changes, sums.unseen():
         if writes:
-            for keep in {entry.part.synchronizer().keep for _, _, entry in stepped if entry.is_single}:
+            for keep in sums.keeps_of(entry for _, _, entry in stepped):
                 changes.enter_context(keep.changing())
         hidden = [(p, p.grad) for _, p, _ in others if p.grad is not None]
         for p, _ in hidden:
@@ -81,18 +97,19 @@ def step(optimizer, pairs, run, divisible, running):
             _publish(group, device, stepped, sums_too=writes)
     shown.version += 1
     homes.available(device.index)
-    elsewhere.show(shown.name, shown.version, device, [(number, optimizer.state[p]) for number, p, entry in pairs if entry.mine and p in optimizer.state])
+    elsewhere.show(shown, device, [(number, optimizer.state[p]) for number, p, entry in pairs if entry.mine and p in optimizer.state])
     for number, p, entry in others:
-        if entry.owner not in shown.owners:
-            shown.owners[entry.owner] = elsewhere.Owner(group, entry.owner, shown.name, device)
-    for owner in shown.owners.values():
-        owner.renew(shown.version)
+        if entry.owner not in known.owners:
+            known.owners[entry.owner] = elsewhere.Owner(shown, entry.owner, device)
+    for owner in known.owners.values():
+        owner.renew()
     has_states = _Presence(optimizer, mine)
     for number, p, entry in others:
-        owner = shown.owners[entry.owner]
+        owner = known.owners[entry.owner]
         if has_states.of(p) or has_states.of(p) is None and number in owner.directory():
             _put_elsewhere(optimizer, p, owner, number)
-    if len(optimizer.state) > known:
+    remote.read_held(optimizer)
+    if len(optimizer.state) > before:
         states.order_as_parameters(optimizer)
     return result
 
@@ -151,11 +168,7 @@ def _begin(optimizer, group, pairs, running):
 def _publish(group, device, stepped, sums_too):
     """Owners send what they have stepped, and gradients that the step may have written, in the order of the stream."""
     sent = [(t, entry) for _, p, entry in stepped for t in ((p, p.grad) if sums_too and not entry.is_single else (p,))]
-    with dist._coalescing_manager(group.process_group, device=device, async_ops=True) as manager:
-        for t, entry in sent:
-            flat = t.data.as_strided((t.numel(),), (1,))  # whatever its strides, it is dense
-            dist.broadcast(flat, group.ranks[entry.owner], group=group.process_group, async_op=True)
-    manager.wait()
+    group.broadcast([(t.data.as_strided((t.numel(),), (1,)), entry.owner) for t, entry in sent], device)  # whatever its strides, it is dense
     torch.autograd.graph.increment_version([t for t, entry in sent if not entry.mine])
     for _, p, entry in stepped:
         entry.see(p.grad)

@@ -196,6 +196,8 @@ class OptimizerStates:
                         (c_uint64 * len(edited))(*[p.nbytes for p in edited]), len(edited))
         core.copy_many(*_many(small, core.pointers([p.tensor.data_ptr() for p in small]),
                               core.pointers([p.view_address for p in small])))
+        if group.sharded:
+            remote.read_held(optimizer)
         if fresh:
             order_as_parameters(optimizer)
 

@@ -1,5 +1,7 @@
 """Replaces the dispatcher's kernels for CUDA by stand-ins that give numbers (see __init__.py)."""
+import contextlib
 import re
+import sys
 import warnings
 
 import torch
@@ -128,6 +130,20 @@ def _check_devices(func, tensors):
         raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {found[1]} and {found[0]}! ({func})")
 
 
+@contextlib.contextmanager
+def _unseen():
+    """A device's kernel draws random numbers where no dispatcher sees it: nor does Castor see that the CPU's does."""
+    here = getattr(sys.modules.get("castor.agent.nproc.randomness"), "here", None)
+    if here is None:
+        yield
+        return
+    here.plain += 1
+    try:
+        yield
+    finally:
+        here.plain -= 1
+
+
 def _stand_in(func, own):
     kernel = None if own.direct else torch.library.get_kernel(func, "CUDA")
     compute = own.compute or func
@@ -148,7 +164,8 @@ def _stand_in(func, own):
         _wait(device)
         lowered = Lowered(func, args, kwargs)
         try:
-            result = compute(*lowered.args, **lowered.kwargs)
+            with _unseen():
+                result = compute(*lowered.args, **lowered.kwargs)
         except NotImplementedError as error:
             raise NoNumbers(f"{func}: PyTorch has no kernel for the CPU, so its numbers are not simulated") from error
         if any(one.layout != torch.strided for one in leaves((result,))):

@@ -1,0 +1,70 @@
+"""A script of one process that trains on a device, and prints its losses, for run.py:
+
+    single.py small|large|accumulated
+
+small: with dropout, batch norm and clipping; its optimizer is built before the model comes to the device. large: plain layers, whose model data is three
+times the device that run.py gives it. accumulated: with layers that a reentrant checkpoint computes once more, and micro-steps: of CASTOR_ACCUMULATE, or
+by hand."""
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def small():
+    model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 5))
+    return model, torch.optim.AdamW(model.parameters(), 1e-3), 64
+
+
+def large():
+    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(12)]).cuda()
+    return model, torch.optim.Adam(model.parameters(), 1e-4), 1024
+
+
+class Recomputed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 5)
+
+    def forward(self, x):
+        x = checkpoint(lambda x: self.second(self.first(x).relu()), x, use_reentrant=True)
+        return self.last(x.relu())
+
+
+def accumulated():
+    model, by_hand = Recomputed().cuda(), "CASTOR_ACCUMULATE" not in os.environ
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for micro_step in range(6):
+        loss = model(torch.randn(10, 64).cuda().requires_grad_()).pow(2).mean()
+        (loss / 2 if by_hand else loss).backward()
+        if micro_step % 2 or not by_hand:
+            optimizer.step()
+            optimizer.zero_grad()
+        print(f"loss {loss.item():.5g}", flush=True)
+    print(f"parameters {sum(p.double().abs().sum().item() for p in model.parameters()):.6g}")
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if sys.argv[1] == "accumulated":
+        accumulated()
+        return
+    model, optimizer, width = {"small": small, "large": large}[sys.argv[1]]()
+    model.cuda()
+    for _ in range(6):
+        loss = model(torch.randn(10, width).cuda()).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        print(f"loss {loss.item():.4g} norm {norm.item():.4g}", flush=True)
+    states = optimizer.state_dict()["state"]
+    print(f"states {sum(value.double().abs().sum().item() for state in states.values() for value in state.values()):.4g}")
+    print(f"distributed {torch.distributed.is_initialized()}")
+
+
+if __name__ == "__main__":
+    main()
