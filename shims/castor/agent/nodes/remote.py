@@ -106,7 +106,16 @@ def read_states(states):
 
 def read_held(optimizer):
     """After a step: what the script holds of the states is the new ones."""
-    read_states([state for state in of(optimizer) if state.is_held])
+    global _told_of_held
+    held = [state for state in of(optimizer) if state.is_held]
+    if held and not _told_of_held:
+        _told_of_held = True
+        core.log(2, b"the script keeps optimizer states that another rank has (a state_dict() in a variable?): they are read after each step, since an "
+                    b"optimizer changes them in place. Steps are faster if it drops them, or keeps a copy.deepcopy()")
+    read_states(held)
+
+
+_told_of_held = False
 
 
 class OfNode(typing.NamedTuple):
