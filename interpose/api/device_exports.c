@@ -175,7 +175,7 @@ void castor_budget_too_small(int device, const char *operand, uint64_t operand_b
                    parts_bytes, step, step_bytes);
     if (budget)
         log_format(would, sizeof would, "CASTOR_DEVICE_BUDGET=%lluM would do",
-                   (unsigned long long)((budget + UNIT - 1) / UNIT));
+                   (unsigned long long)((budget * sharing + UNIT - 1) / UNIT));
     LOG_W("device %d: %s%s%s. %s", device, products, *operand && *step ? "; " : "", steps, would);
 }
 

@@ -14,8 +14,7 @@ SCRIPTS = ("loops_ddp.py", "clip_ddp.py", "gradients_ddp.py", "optimizers_ddp.py
            "weights_ddp.py", "stepping_ddp.py", "amp_ddp.py", "recompute_ddp.py")
 # Of one process, under --nproc.
 SINGLE = ("accelerator.py", "accumulate.py", "audited.py", "batch_norm.py", "batches.py", "chance.py", "construct.py", "drawn.py", "files.py", "gpt.py", "in_batch_losses.py",
-          "kept.py", "lazies.py", "loops.py", "parts.py", "rearranged.py", "samplers.py", "shapes.py", "steps.py", "storages.py", "survivors.py", "taken.py", "text.py", "tokens.py",
-          "unseeded.py", "without_optimizer.py", "writes.py")
+          "kept.py", "lazies.py", "loops.py", "samplers.py", "shapes.py", "storages.py", "survivors.py", "taken.py", "tokens.py", "unseeded.py", "without_optimizer.py", "writes.py")
 # Lines of Castor's on devices alone: of any script, and by script.
 HELD = "keeps optimizer states that another rank has"
 MAY_SAY = {"chance.py": ("by rows it has another result",)}  # a kernel of attention, or of recurrent layers, draws the numbers of a dropout itself

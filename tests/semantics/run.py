@@ -233,7 +233,7 @@ class Suite:
         """Runs the rows of one script together, and those apart that a failure kept from being reached."""
         failed = {row: self.references.failed[key] for row in group if (key := self.references.key(row, ranks)) in self.references.failed}
         for row, text in failed.items():
-            if self.args.devices:  # of scripts for CPUs
+            if self.args.devices and not rows_devices.in_short(row):  # of scripts for CPUs
                 print(f"left out N={ranks} {plugin:6} {row.name:50} {text.splitlines()[0]}", flush=True)
             else:
                 self.settle(row, ranks, plugin, False, text, 0)

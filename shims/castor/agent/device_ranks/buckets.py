@@ -40,7 +40,6 @@ class Part:
         self.keep = None  # sums.Keep, if owners keep sums
         self.kept = None  # the values of p.grad, if no gradient came and it lies in the bucket
 
-
     def fits(self, p):
         """The parameter is as large, and of the type, as it was."""
         return p.dtype is self.bucket.dtype and p.numel() * p.element_size() == self.bytes
@@ -168,9 +167,7 @@ class Synchronizer:
         """Whether gradients of further backward passes belong to those that were summed just now."""
         return False
 
-    @staticmethod
-    def refuse_second():
-        gradients.Synchronizer.refuse_second()
+    refuse_second = staticmethod(gradients.Synchronizer.refuse_second)
 
     def refuse_broken(self):
         raise core.GroupError(f"castor: {self.broken}")
