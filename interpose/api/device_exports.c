@@ -222,6 +222,8 @@ int castor_homes_get(int device, castor_homes *out) {
     out->copies = of_slots.copies;
     out->copied_bytes = of_slots.copied_bytes;
     out->stale = of_slots.stale;
+    out->taken_bytes = of_homes.taken_bytes;
+    out->beside_bytes = of_homes.beside_bytes;
     return 1;
 }
 

@@ -2,9 +2,14 @@
 #include "castor.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 #include "base/error.h"
+#include "base/log.h"
+#include "device/devices.h"
+#include "events/gate.h"
 #include "gradients/buckets.h"
 #include "job/options.h"
+#include "job/rendezvous.h"
 #include "nodes/kept.h"
 
 _Static_assert(sizeof(castor_bucket_place) == sizeof(bucket_place), "one layout, two names");
@@ -79,4 +84,137 @@ castor_status castor_kept_read(const char *address, int port, const char *token,
         status = kept_read(&peer, name, version, ranges[i], out[i], bytes[i]);
     fetch_close(&peer);
     return status;
+}
+
+/* ---- pages that ranks share ---- */
+
+#define GATE_NS UINT64_C(60000000000)
+
+_Static_assert((int)CASTOR_DESCRIPTORS == RENDEZVOUS_DESCRIPTORS, "one value, two names");
+_Static_assert(sizeof(int) == sizeof(int32_t), "descriptors pass as they are");
+
+static homes *homes_at(uint64_t address) {
+    return devices_homes(devices_find(address));
+}
+
+static castor_status no_home(uint64_t address) {
+    return error_set(CASTOR_ERR_ARGUMENT, "no home begins at %p", (void *)address);
+}
+
+void castor_homes_find(const uint64_t *addresses, uint32_t count, uint64_t *starts, uint64_t *bytes) {
+    for (uint32_t i = 0; i < count; i++) {
+        homes *h = homes_at(addresses[i]);
+        home found = {0};
+        if (h && !home_find(h, addresses[i], &found))
+            found = (home){0};
+        starts[i] = found.address;
+        bytes[i] = found.bytes;
+    }
+}
+
+uint32_t castor_homes_pieces(const uint64_t *starts, uint32_t count) {
+    uint32_t pieces = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        homes *h = homes_at(starts[i]);
+        pieces += h ? home_pieces(h, starts[i]) : 0;
+    }
+    return pieces;
+}
+
+castor_status castor_homes_part(const uint64_t *starts, uint32_t count) {
+    castor_status status = gate_close(GATE_NS);
+    if (status)
+        return status;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        homes *h = homes_at(starts[i]);
+        status = h ? home_leave(h, starts[i]) : CASTOR_OK;
+        if (h && !status)
+            status = home_part(h, starts[i]);
+    }
+    gate_open();
+    return status;
+}
+
+/* Undoes what was done for the homes before the failed one; the error's text stays. */
+static castor_status undo(castor_status status, const uint64_t *starts, uint32_t count) {
+    char why[256];
+    log_message(why, sizeof why, "%s", error_text());
+    castor_homes_part(starts, count);
+    return error_set(status, "%s", why);
+}
+
+castor_status castor_homes_offer(const uint64_t *starts, uint32_t count, int32_t *descriptors) {
+    uint32_t made = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        homes *h = homes_at(starts[i]);
+        castor_status status = h ? home_offer(h, starts[i], descriptors + made) : no_home(starts[i]);
+        if (status) {
+            for (uint32_t d = 0; d < made; d++)
+                close(descriptors[d]);
+            return undo(status, starts, i);
+        }
+        made += home_pieces(h, starts[i]);
+    }
+    return CASTOR_OK;
+}
+
+castor_status castor_homes_take(const uint64_t *starts, uint32_t count, const int32_t *descriptors) {
+    uint32_t taken = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        homes *h = homes_at(starts[i]);
+        castor_status status = h ? home_take(h, starts[i], descriptors + taken) : no_home(starts[i]);
+        if (status)
+            return undo(status, starts, i);
+        taken += home_pieces(h, starts[i]);
+    }
+    return CASTOR_OK;
+}
+
+castor_status castor_homes_join(const uint64_t *starts, uint32_t count) {
+    castor_status status = gate_close(GATE_NS);
+    if (status)
+        return status;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        homes *h = homes_at(starts[i]);
+        status = h ? home_join(h, starts[i]) : no_home(starts[i]);
+    }
+    gate_open();
+    return status;
+}
+
+void castor_homes_beside(const uint64_t *addresses, uint32_t count, uint64_t *beside) {
+    for (uint32_t i = 0; i < count; i++) {
+        homes *h = homes_at(addresses[i]);
+        beside[i] = h ? home_beside(h, addresses[i]) : 0;
+    }
+}
+
+void castor_homes_joined(const uint64_t *addresses, uint32_t count, int8_t *joined) {
+    for (uint32_t i = 0; i < count; i++) {
+        const homes *h = homes_at(addresses[i]);
+        joined[i] = h && home_is_joined(h, addresses[i]);
+    }
+}
+
+castor_status castor_homes_read(int device, void *stream) {
+    slots *s = devices_slots(device);
+    gate_enter();
+    castor_status status = s ? slots_copies_join(s, (uint64_t)stream) : CASTOR_OK;
+    gate_leave();
+    return status;
+}
+
+void castor_homes_written(int device, void *stream, const uint64_t *addresses, const uint64_t *bytes,
+                          uint32_t count) {
+    slots *s = devices_slots(device);
+    gate_enter();
+    for (uint32_t i = 0; i < count && s; i++)
+        slots_written(s, addresses[i], bytes[i], (uint64_t)stream);
+    gate_leave();
+}
+
+castor_status castor_descriptors_pass(const char *name, int rank, int world, int32_t *descriptors,
+                                      uint32_t count) {
+    return rendezvous_share(options()->job, name, rank, world, descriptors, (int)count, options()->timeout,
+                            NULL);
 }

@@ -60,6 +60,8 @@ static void add_homes(homes_statistics *sum, const homes_statistics *more) {
     sum->flip_ns += more->flip_ns;
     sum->rescues += more->rescues;
     sum->refused += more->refused;
+    sum->taken_bytes += more->taken_bytes;
+    sum->beside_bytes += more->beside_bytes;
 }
 
 static void add_slots(slots_statistics *sum, const slots_statistics *more) {
@@ -137,6 +139,8 @@ static void add_bytes(const devices_statistics *found, uint64_t bytes[CHUNK_KIND
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++) {
         for (int tier = 0; tier < DEVICE_TIER_COUNT; tier++)
             bytes[kind][tier] += found->homes.bytes[kind][tier];
+        if (kind == CHUNK_PARAM) /* what ranks share counts where it was made */
+            bytes[kind][DEVICE_TIER_HOST] += found->homes.beside_bytes - found->homes.taken_bytes;
         bytes[kind][DEVICE_TIER_DEVICE] += atomic_load(&outside[kind]);
     }
 }

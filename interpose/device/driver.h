@@ -41,9 +41,15 @@ typedef struct device_driver {
     castor_status (*host_make)(void *context, int device, size_t bytes, uintptr_t *address, uint64_t *block);
     castor_status (*host_end)(void *context, int device, uint64_t block);
     castor_status (*create)(void *context, int device, device_tier tier, size_t bytes, uint64_t *pages);
+    /* Pages of the host that other processes of the machine can have, by a descriptor of them, which the caller closes. Not every driver
+     * makes such pages: CASTOR_ERR_UNSUPPORTED. */
+    castor_status (*create_shared)(void *context, int device, size_t bytes, uint64_t *pages, int *descriptor);
+    castor_status (*take_shared)(void *context, int device, int descriptor, uint64_t *pages);
     void (*release)(void *context, uint64_t pages);
     /* All of `pages` at `address`, readable and writable by the device. Pages may be mapped at two addresses. */
     castor_status (*map)(void *context, int device, uintptr_t address, size_t bytes, uint64_t pages);
+    /* What is mapped there can be read, and writes fault: by the device and by the processors. */
+    castor_status (*read_only)(void *context, int device, uintptr_t address, size_t bytes);
     castor_status (*unmap)(void *context, uintptr_t address, size_t bytes);
     /* Between mapped addresses, or the process's own memory; the caller waits until it is done. Not ordered with any stream. */
     castor_status (*copy)(void *context, int device, uintptr_t to, uintptr_t from, size_t bytes);

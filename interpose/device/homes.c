@@ -248,6 +248,7 @@ castor_status homes_create(homes **out, const device_driver *driver, int device,
     size_t records = table_place(&total, units * sizeof(home_record));
     size_t pages = table_place(&total, units * sizeof(uint64_t));
     size_t moving = table_place(&total, units * sizeof(uint64_t));
+    size_t shared = table_place(&total, units * sizeof(uint64_t));
     size_t tiers = table_place(&total, units);
     char *all = table_map(total);
     if (!all)
@@ -268,6 +269,7 @@ castor_status homes_create(homes **out, const device_driver *driver, int device,
     h->records = (home_record *)(all + records);
     h->pages = (uint64_t *)(all + pages);
     h->moving = (uint64_t *)(all + moving);
+    h->shared = (uint64_t *)(all + shared);
     h->tiers = (_Atomic uint8_t *)(all + tiers);
     h->statistics.budget_bytes = h->allowed_bytes = budget_bytes;
     castor_status status = fixed ? fixed_tables_make(h) : CASTOR_OK;
@@ -289,7 +291,7 @@ void homes_budget_set(homes *h, uint64_t budget_bytes) {
 
 /* ---- tables ---- */
 
-static uint32_t home_unit(const homes *h, uintptr_t address) {
+uint32_t home_unit(const homes *h, uintptr_t address) {
     uint32_t unit = homes_unit(h, address);
     return unit == HOMES_NO_UNIT || address % h->unit_bytes || h->owner[unit] != unit + 1 ? UINT32_MAX : unit;
 }
@@ -307,12 +309,12 @@ static void record_add(homes *h, uint32_t unit, uint32_t units, chunk_kind kind,
         *unit_hint(h, unit) += units;
     h->statistics.count[kind]++;
     tier_add(h, r, tier);
-    tier_show(h, unit, units, tier);
+    tier_show(h, unit, units, (uint8_t)(tier + 1));
 }
 
 static void record_remove(homes *h, uint32_t unit) {
     home_record *r = &h->records[unit];
-    tier_show(h, unit, r->units, DEVICE_TIER_COUNT);
+    tier_show(h, unit, r->units, 0);
     tier_subtract(h, r, r->tier);
     h->statistics.count[r->kind]--;
     if (r->older)
@@ -467,10 +469,10 @@ static castor_status unmap_all(homes *h, uint32_t unit) {
     bool lost = false;
     for (uint32_t back = unit; back < at; back += n) {
         n = piece_units(end - back);
-        if (!h->pages[back] || v->map(v->context, h->device, unit_address(h, back), n * h->unit_bytes,
-                                      h->pages[back]) == CASTOR_OK)
+        if (!h->pages[back] || piece_map(h, back, n * h->unit_bytes, h->pages[back]) == CASTOR_OK)
             continue;
-        v->release(v->context, h->pages[back]);
+        if (h->pages[back] != h->shared[back])
+            v->release(v->context, h->pages[back]);
         h->pages[back] = 0;
         lost = true;
     }
@@ -484,9 +486,14 @@ static castor_status destroy_locked(homes *h, uint32_t unit) {
     if (status != CASTOR_OK)
         return status;
     for (uint32_t at = unit; at < end && !fixed; at += piece_units(end - at)) {
-        if (h->pages[at])
+        if (h->pages[at] && h->pages[at] != h->shared[at])
             h->driver.release(h->driver.context, h->pages[at]);
         h->pages[at] = 0;
+    }
+    joined_end(h, unit);
+    if (shared_end(h, unit) != CASTOR_OK) {
+        LOG_W("%s: memory that ranks share is not freed", error_text());
+        memset(&h->shared[unit], 0, (end - unit) * sizeof *h->shared);
     }
     record_remove(h, unit);
     return CASTOR_OK;
@@ -613,10 +620,20 @@ bool home_find(homes *h, uintptr_t address, home *out) {
     return found;
 }
 
+bool home_next(homes *h, uintptr_t address, home *out) {
+    for (uint32_t unit = homes_unit(h, address); unit < h->range_units; unit++) {
+        if (!atomic_load_explicit(&h->tiers[unit], memory_order_relaxed))
+            continue;
+        if (home_find(h, unit_address(h, unit), out))
+            return true;
+    }
+    return false;
+}
+
 bool home_is_on_host(const homes *h, uintptr_t address) {
     uint32_t unit = homes_unit(h, address);
     return unit != HOMES_NO_UNIT &&
-           atomic_load_explicit(&h->tiers[unit], memory_order_relaxed) == DEVICE_TIER_HOST + 1;
+           atomic_load_explicit(&h->tiers[unit], memory_order_relaxed) > DEVICE_TIER_HOST;
 }
 
 uint64_t homes_evictable(const homes *h) {
@@ -653,7 +670,7 @@ static castor_status check_home(const homes *h, chunk_kind kind, uint32_t unit, 
     for (uint32_t at = unit; at < end; at++) {
         if (h->owner[at] != unit + 1)
             return wrong(h, at, "two homes share it, or none knows it");
-        if (atomic_load_explicit(&h->tiers[at], memory_order_relaxed) != r->tier + 1)
+        if (atomic_load_explicit(&h->tiers[at], memory_order_relaxed) != (r->joined ? TIER_JOINED : r->tier + 1))
             return wrong(h, at, "look-ups show another tier than the home has");
         if (h->moving[at])
             return wrong(h, at, "pages are left from a flip");

@@ -8,10 +8,13 @@
  *          at the same address for the device and the processors. It stays there until it dies, and so do those on the device
  *   flip   a home's pages change from the device's to the host's or back, at the same address, with their bytes
  *   budget the bytes of the device's memory that homes may take
+ *   shared pages  of the host, that the ranks of a node have together: one rank makes them, the others take them by their descriptors
+ *   joined home   one whose pages are shared ones. It is on the host, and can only be read
+ *   beside        another address of a home's shared pages, where they can be written, whether the home is joined or has pages of its own
  *
  * Invariants (homes_check)
- *   - every address of a home is mapped, readable and writable by the device, from home_create to home_destroy, except
- *     inside of a flip, before which the caller closes the gate (events/gate.h) and the device is drained
+ *   - every address of a home is mapped, readable and, unless it is joined, writable by the device, from home_create to home_destroy,
+ *     except inside of a flip, before which the caller closes the gate (events/gate.h) and the device is drained
  *   - a flip that fails leaves the home with its bytes where it was. If the driver does not let it, the text says whether the
  *     home is lost, or only lies on both tiers; it is not flipped any more
  *   - the bytes of a tier are the sum of its homes'
@@ -51,6 +54,8 @@ typedef struct homes_statistics {
     uint64_t flip_ns;      /* with the waits for the device */
     uint64_t rescues;      /* calls of homes_evict that freed something */
     uint64_t refused;      /* homes that could not be created */
+    uint64_t taken_bytes;  /* of `bytes` on the host: of joined homes whose pages another rank has made */
+    uint64_t beside_bytes; /* of pages that this rank has made, and whose home is not joined: they are not among `bytes` */
 } homes_statistics;
 
 /* `address`, `reserved_bytes`: addresses without pages that the caller has reserved and keeps, whole units. `budget_bytes`:
@@ -79,6 +84,8 @@ uint32_t homes_unit(const homes *h, uintptr_t address);
 void homes_range(const homes *h, uintptr_t *first, uintptr_t *end);
 /* The home that holds an address; false: none does. */
 bool home_find(homes *h, uintptr_t address, home *out);
+/* The first home at an address or behind it, within the range; false: there is none. */
+bool home_next(homes *h, uintptr_t address, home *out);
 /* Whether a home there is on the host, as of now. Lock-free: a table with a byte for each unit. False where there is no home. */
 bool home_is_on_host(const homes *h, uintptr_t address);
 /* Moves the home that begins there. The caller has closed the gate; the device is drained here. CASTOR_ERR_MEMORY: no room there.
@@ -97,6 +104,31 @@ bool homes_were_short(const homes *h);
 bool homes_step_end(homes *h);
 /* Moves homes to the device where the last steps left room, up to HOMES_RETURN_BYTES. The caller has closed the gate. A lack of memory is no failure. */
 castor_status homes_return(homes *h);
+/* ---- homes_shared.c: pages that ranks share. A home has them from home_offer or home_take until it is destroyed, or home_part. ---- */
+
+/* How many descriptors the pages of that home have; 0: no home begins there. */
+uint32_t home_pieces(homes *h, uintptr_t address);
+/* Makes shared pages with the home's bytes. The caller closes the descriptors. The device must be done with what writes the home.
+ * CASTOR_ERR_UNSUPPORTED: the driver makes none. */
+castor_status home_offer(homes *h, uintptr_t address, int *descriptors);
+/* Takes the pages that another rank has offered for a home of the same size. */
+castor_status home_take(homes *h, uintptr_t address, const int *descriptors);
+/* The home has the shared pages from now on, which must have its bytes. The caller has closed the gate; drains the device. */
+castor_status home_join(homes *h, uintptr_t address);
+/* A joined home gets pages of its own, with the same bytes: on the device where there is room, else on the host. The caller has closed the
+ * gate; drains the device. CASTOR_OK as well if it was not joined. */
+castor_status home_leave(homes *h, uintptr_t address);
+/* A home that is not joined has no shared pages any more. The device must be done with them. */
+castor_status home_part(homes *h, uintptr_t address);
+/* Where the shared pages can be written, for any address of a home; 0: it has none. */
+uintptr_t home_beside(homes *h, uintptr_t address);
+/* Whether a home there is joined. Lock-free. */
+bool home_is_joined(const homes *h, uintptr_t address);
+/* How many are, of all devices. Atomic. */
+extern uint32_t homes_joined;
+
+/* ---- */
+
 void homes_statistics_get(homes *h, homes_statistics *out);
 /* CASTOR_ERR_MISMATCH: an invariant does not hold. */
 castor_status homes_check(homes *h);

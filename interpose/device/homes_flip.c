@@ -38,8 +38,7 @@ bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes) {
     return bytes <= budget_left(h);
 }
 
-void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier) {
-    uint8_t shown = tier == DEVICE_TIER_COUNT ? 0 : (uint8_t)(tier + 1);
+void tier_show(homes *h, uint32_t unit, uint32_t units, uint8_t shown) {
     for (uint32_t i = unit; i < unit + units; i++)
         atomic_store_explicit(&h->tiers[i], shown, memory_order_relaxed);
 }
@@ -88,10 +87,9 @@ castor_status room_check(homes *h, device_tier to, uint64_t bytes) {
                      h->device, tier_bytes(h, DEVICE_TIER_DEVICE), h->statistics.budget_bytes);
 }
 
-/* Gives back the pages of `moving`. */
-static void moving_release(homes *h, uint32_t unit, uint32_t end) {
+void moving_release(homes *h, uint32_t unit, uint32_t end) {
     for (uint32_t at = unit; at < end; at += piece_units(end - at)) {
-        if (h->moving[at])
+        if (h->moving[at] && h->moving[at] != h->shared[at])
             h->driver.release(h->driver.context, h->moving[at]);
         h->moving[at] = 0;
     }
@@ -130,6 +128,17 @@ static castor_status moving_fill(homes *h, uint32_t unit, uint32_t end) {
     return CASTOR_OK;
 }
 
+castor_status piece_map(homes *h, uint32_t at, size_t bytes, uint64_t pages) {
+    const device_driver *v = &h->driver;
+    castor_status status = v->map(v->context, h->device, unit_address(h, at), bytes, pages);
+    if (status != CASTOR_OK || pages != h->shared[at])
+        return status;
+    status = v->read_only(v->context, h->device, unit_address(h, at), bytes);
+    if (status != CASTOR_OK && v->unmap(v->context, unit_address(h, at), bytes) == CASTOR_OK)
+        return status;
+    return CASTOR_OK; /* it is mapped, for better or worse */
+}
+
 /* The pages of `pages` and `moving` change places in the mapping: done once more it undoes itself. On failure nothing has changed,
  * or *lost is set and the piece has no pages. */
 static castor_status piece_change(homes *h, uint32_t at, uint32_t units, bool *lost) {
@@ -140,20 +149,20 @@ static castor_status piece_change(homes *h, uint32_t at, uint32_t units, bool *l
     castor_status status = v->unmap(v->context, address, bytes);
     if (status != CASTOR_OK)
         return status;
-    status = v->map(v->context, h->device, address, bytes, h->moving[at]);
+    status = piece_map(h, at, bytes, h->moving[at]);
     if (status == CASTOR_OK) {
         h->pages[at] = h->moving[at];
         h->moving[at] = old;
-    } else if (v->map(v->context, h->device, address, bytes, old) != CASTOR_OK) {
-        v->release(v->context, old);
+    } else if (piece_map(h, at, bytes, old) != CASTOR_OK) {
+        if (old != h->shared[at])
+            v->release(v->context, old);
         h->pages[at] = 0;
         *lost = true;
     }
     return status;
 }
 
-/* All pieces change, or none does. */
-static castor_status home_change(homes *h, uint32_t unit, uint32_t end) {
+castor_status home_change(homes *h, uint32_t unit, uint32_t end) {
     castor_status status = CASTOR_OK;
     bool lost = false, stuck = false;
     uint32_t at, n;
@@ -188,9 +197,10 @@ castor_status flip_drained(homes *h, uint32_t unit, device_tier to, bool rescues
     if (status != CASTOR_OK)
         return status;
     tier_subtract(h, r, r->tier);
+    joined_end(h, unit);
     r->tier = (uint8_t)to;
     tier_add(h, r, to);
-    tier_show(h, unit, r->units, to);
+    tier_show(h, unit, r->units, (uint8_t)(to + 1));
     h->statistics.flips[to]++;
     h->statistics.flipped_bytes[to] += bytes;
     flip_record(to == DEVICE_TIER_DEVICE ? FLIP_TO_DEVICE

@@ -7,6 +7,8 @@
  *   moving   a table with the pages that change places with those of `pages` in a flip
  *   stuck    a home of which a piece could neither change nor change back: it is found and destroyed as others are, and never
  *            flipped. It is lost if a piece has no pages at all
+ *   shared   a table with the shared pages of a home, which the home has beside its own ones, or as these if it is joined. They are
+ *            released with it
  *   given up a unit that could not be unmapped when a home was not created after all: nothing is mapped there again
  *
  * Every field is guarded by `lock` but those that are constant or atomic. A unit's entries in the tables are zero where no home is;
@@ -19,12 +21,16 @@
 #include "homes.h"
 
 #define OWNER_GIVEN_UP UINT32_MAX
+#define TIER_JOINED    (DEVICE_TIER_COUNT + 1) /* on the host, and can only be read */
 
 /* In the entry of its first unit. `older`, `younger`: homes of its kind, as their first unit + 1; 0: none. */
 typedef struct home_record {
     uint32_t units, older, younger;
     uint8_t kind, tier;
     bool stuck;
+    bool joined;      /* its pages are the shared ones */
+    bool taken;       /* another rank has made these */
+    uintptr_t beside; /* 0: it has no shared pages */
 } home_record;
 
 /* What decides about returns to the device. Zero: nothing was seen yet. */
@@ -57,7 +63,8 @@ struct homes {
     uint64_t *
         pages; /* by first unit of a piece; 0 where a piece of a stuck home has none. Of a fixed home: the driver's block */
     uint64_t *moving;       /* the same; zero outside of a flip */
-    _Atomic uint8_t *tiers; /* by unit: tier + 1; written under the lock, read without */
+    uint64_t *shared;       /* the same; 0: none */
+    _Atomic uint8_t *tiers; /* by unit: tier + 1, TIER_JOINED; written under the lock, read without */
 
     uint32_t youngest[CHUNK_KIND_COUNT]; /* first unit + 1 */
     uint32_t hints[2];      /* no unit of the range before the first is free, no other before the second */
@@ -98,10 +105,22 @@ uint64_t budget_left(const homes *h);
 bool tier_has_room(const homes *h, device_tier tier, uint64_t bytes);
 /* The same for a home that is on the other tier, with a text. */
 castor_status room_check(homes *h, device_tier to, uint64_t bytes);
+/* The home's own or shared pages at its addresses, with the access that it has to them. */
+castor_status piece_map(homes *h, uint32_t at, size_t bytes, uint64_t pages);
+/* The first unit of the home that begins there; UINT32_MAX: none does. */
+uint32_t home_unit(const homes *h, uintptr_t address);
+/* Pages `moving` take the place of those of a home. All pieces change, or none does. */
+castor_status home_change(homes *h, uint32_t unit, uint32_t end);
+/* Gives back the pages of `moving`. */
+void moving_release(homes *h, uint32_t unit, uint32_t end);
+/* The home has no shared pages any more. It is not joined, or its addresses are unmapped. An error: they stay. */
+castor_status shared_end(homes *h, uint32_t unit);
+/* ... its pages are not the shared ones any more. */
+void joined_end(homes *h, uint32_t unit);
 /* The device is at rest. `rescues`: for an allocation. */
 castor_status flip_drained(homes *h, uint32_t unit, device_tier to, bool rescues);
-/* The tables of look-ups. `tier`: DEVICE_TIER_COUNT: none. */
-void tier_show(homes *h, uint32_t unit, uint32_t units, device_tier tier);
+/* The table of look-ups. `shown`: 0: there is no home. */
+void tier_show(homes *h, uint32_t unit, uint32_t units, uint8_t shown);
 /* A piece of the home could not be changed back: `lost`: it has no pages. Sets the text and returns `status`. */
 castor_status home_stick(homes *h, uint32_t unit, bool lost, castor_status status);
 

@@ -203,6 +203,8 @@ void slots_destroy(slots *s) {
         }
         slots_batches_end(s);
         slots_mark_end(s, &s->join);
+        if (s->passed)
+            d->event_end(d->context, s->passed);
         if (s->copy_stream)
             d->stream_end(d->context, s->copy_stream);
         if (s->region)
@@ -416,6 +418,22 @@ void slots_writes_end(slots *s) {
     pthread_mutex_lock(&s->lock);
     slots_batches_close(s);
     pthread_mutex_unlock(&s->lock);
+}
+
+castor_status slots_copies_join(slots *s, uint64_t stream) {
+    const device_driver *d = &s->driver;
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&s->lock);
+    if (s->copy_stream) {
+        if (!s->passed)
+            status = d->event_make(d->context, s->device, &s->passed);
+        if (status == CASTOR_OK)
+            status = d->event_record(d->context, s->device, s->passed, s->copy_stream);
+        if (status == CASTOR_OK)
+            status = d->event_wait(d->context, s->device, stream, s->passed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return status;
 }
 
 void slots_step_end(slots *s) {

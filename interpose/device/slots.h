@@ -85,6 +85,8 @@ void slots_written_each(slots *s, const uintptr_t *addresses, uint32_t count, ui
 bool slots_may_hold(const slots *s, uintptr_t address, bool captured, uintptr_t *first, size_t *bytes);
 /* A stream ends, or is captured, from now on: what copies have to wait for there is recorded before. */
 void slots_writes_end(slots *s);
+/* What comes in `stream` from now on comes after the copies that were enqueued so far: others may write then what they read. */
+castor_status slots_copies_join(slots *s, uint64_t stream);
 /* An optimizer step is over: the sequence of uses begins again. */
 void slots_step_end(slots *s);
 /* The region's memory goes back to the driver: parameters are read in their homes until a later step finds memory again. The

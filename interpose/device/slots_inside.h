@@ -112,6 +112,7 @@ struct slots {
     slots_batches batches;
     uint64_t order;  /* what slots_storage.ordered has to be */
     slots_mark join; /* what a use comes after */
+    uint64_t passed; /* an event, for slots_copies_join; 0: not made yet */
     uint32_t user;   /* the storage that a use wants now; SLOTS_NONE: none */
     uint64_t user_stream;
     uint32_t wanted; /* a storage for which no range was found; SLOTS_NONE: none */

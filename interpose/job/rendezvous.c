@@ -16,7 +16,7 @@
 #include "options.h"
 #include "token.h"
 
-#define DESCRIPTORS_MAX 8
+#define DESCRIPTORS_MAX RENDEZVOUS_DESCRIPTORS
 #define RANKS_MAX       4096
 #define RETRY_NS        10000000l
 #define ASK_SECONDS     1.0

@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include "base/status.h"
 
+#define RENDEZVOUS_DESCRIPTORS 128 /* at most, at a time */
+
 /* Rank 0 passes `count` descriptors, the others receive them into `descriptors`. Every wait ends after
  * `timeout_seconds` with an error that names the ranks that did not join. `pids`, if not NULL, has room for `world`:
  * rank 0 stores the pid of each rank in it (0: the rank is in another process namespace). */

@@ -1,16 +1,19 @@
 """One rank, of a DDP script or under --nproc, that trains a model of some millions of parameters, and prints how many bytes of its device each parameter
-takes, for run.py."""
+takes, for run.py.
+
+    memory.py [WIDTH LAYERS]      under Castor also what it has on the host"""
 import gc
 import os
+import sys
 
 import torch
 import torch.distributed as dist
 
-WIDTH, LAYERS = 512, 24
+WIDTH, LAYERS = map(int, sys.argv[1:] or (512, 24))
 
 
 def train(by_ddp):
-    """(bytes that it takes, its parameters)"""
+    """(bytes that it takes, its parameters, what it has on the host)"""
     before = torch.cuda.memory_allocated()
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]).cuda()
     called = torch.nn.parallel.DistributedDataParallel(model) if by_ddp else model
@@ -19,7 +22,17 @@ def train(by_ddp):
         optimizer.zero_grad()
         called(torch.ones(4, WIDTH, device="cuda")).pow(2).mean().backward()
         optimizer.step()
-    return torch.cuda.memory_allocated() - before, sum(p.numel() for p in model.parameters())
+    count = sum(p.numel() for p in model.parameters())
+    return torch.cuda.memory_allocated() - before, count, _on_the_host(count)
+
+
+def _on_the_host(count):
+    try:
+        import castor
+    except ImportError:
+        return ""
+    found = castor.memory_stats()
+    return ", on the host " + " ".join(f"{kind} {found[kind]['host'] / count:.3f}" for kind in ("parameters", "gradients", "optimizer_states"))
 
 
 def main():
@@ -30,7 +43,7 @@ def main():
         dist.init_process_group("nccl")
     torch.ones(2, 2, device="cuda").mm(torch.ones(2, 2, device="cuda"))  # the library's own memory
     before = torch.cuda.memory_allocated()
-    taken, count = train(by_ddp)
+    taken, count, on_the_host = train(by_ddp)
     left = 0
     if by_ddp:
         gc.collect()
@@ -38,7 +51,7 @@ def main():
             torch.cuda.empty_cache()
             dist.barrier()
         left = torch.cuda.memory_allocated() - before
-    os.write(1, f"rank {os.environ.get('RANK', '0')}: {taken / count:.3f} bytes a parameter, {left / count:.3f} when it is gone\n".encode())
+    os.write(1, f"rank {os.environ.get('RANK', '0')}: {taken / count:.3f} bytes a parameter, {left / count:.3f} when it is gone{on_the_host}\n".encode())
     if by_ddp:
         dist.destroy_process_group()
 

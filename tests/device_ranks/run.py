@@ -123,6 +123,25 @@ class Memory(unittest.TestCase):
     def test_zero2_on_four(self):
         self.check("zero2", 4, 4 + 12 / 4)
 
+    def on_the_host(self, plugin, ranks):
+        """Bytes a parameter of parameters, gradients and states on the host of all ranks together."""
+        lines, errors = job(plugin, ranks, "memory.py", "256", "96", settings=["CASTOR_DEVICE_BUDGET=1M"])
+        found = [[float(value) for value in re.findall(r"(?:parameters|gradients|optimizer_states) ([\d.]+)", line)] for line in lines if "on the host" in line]
+        self.assertEqual(len(found), ranks, errors)
+        return [sum(values) for values in zip(*found)]
+
+    @runner.long
+    def test_what_the_node_keeps_once(self):
+        """With everything on the host. Beside it are, on each rank, what is no matrix, and the unused ends of segments of PyTorch's allocator: 2 MiB of
+        parameters, and of buckets and states one segment of 20 MiB."""
+        count = 96 * (256 * 256 + 256)
+        for ranks in 2, 4:
+            for plugin, parameters in ("zero2", 4 * ranks), ("gemini", 4):
+                rest = [ranks * unused / count for unused in (2 << 20, 20 << 20, 20 << 20)]
+                for bytes_, expected, unused in zip(self.on_the_host(plugin, ranks), (parameters, 4, 8), rest):
+                    self.assertGreaterEqual(bytes_, 0.95 * expected)
+                    self.assertLessEqual(bytes_, 1.05 * expected + unused)
+
 
 class OneProcess(unittest.TestCase):
     """Scripts of one process under --nproc."""

@@ -6,6 +6,7 @@ LEFT_OUT = {
                     "on_device.py copies the input that they ask the gradient of"),
     **dict.fromkeys(("batch_norm.py:compiled", "chance.py:compiled"), "the compiler looks into the numbers of the simulation"),
     "chance.py:dropout_in_scripted_code": "TorchScript's compiler makes kernels of its own, which nobody computes",
+    "loops.py:sparse_gradients": "nobody computes sparse tensors of the simulation",
     "sync_ddp.py:sparse_gradients": "NCCL sums no sparse tensors",
     "sync_ddp.py:sharded_by_pytorch": "fully_shard finds tensors of the host",
     "checkpoint_ddp.py:saved_between_backward_and_step": "files of gradients have other sizes: these lie in buckets (docs/device-ranks.md)",
@@ -17,6 +18,7 @@ SINGLE = ("accelerator.py", "accumulate.py", "audited.py", "batch_norm.py", "bat
           "kept.py", "lazies.py", "loops.py", "samplers.py", "shapes.py", "storages.py", "survivors.py", "taken.py", "tokens.py", "unseeded.py", "without_optimizer.py", "writes.py")
 # Lines of Castor's on devices alone: of any script, and by script.
 HELD = "keeps optimizer states that another rank has"
+BUDGET = "CASTOR_DEVICE_BUDGET="  # what would do, under one that is smaller than the largest parameter needs
 MAY_SAY = {"chance.py": ("by rows it has another result",)}  # a kernel of attention, or of recurrent layers, draws the numbers of a dropout itself
 SHORT = {
     "loops.py": ("adam", "sgd_momentum", "clipped_by_norm", "scaler", "dropout", "batch_norm", "two_networks"),

@@ -223,7 +223,7 @@ class Suite:
         )
 
     def may_say(self, row):
-        return (rows_devices.HELD, *rows_devices.MAY_SAY.get(row.script, ())) if self.args.devices else ()
+        return (rows_devices.HELD, rows_devices.BUDGET, *rows_devices.MAY_SAY.get(row.script, ())) if self.args.devices else ()
 
     def check_and_store(self, group, ranks, plugin):
         self.check(group, ranks, plugin)

@@ -23,6 +23,7 @@ typedef struct pages {
     uint64_t offset; /* in the one file; never used twice */
     int maps;
     bool released, gone;
+    bool is_shared, is_taken; /* others may have its bytes; these are another's */
 } pages;
 
 typedef struct map {
@@ -225,12 +226,57 @@ static castor_status create(void *context, int device, device_tier tier, size_t 
     return pages_make(d, tier, bytes, out);
 }
 
+/* The descriptor is a file with the number of the pages. What takes it is other pages with the same bytes. */
+static castor_status create_shared(void *context, int device, size_t bytes, uint64_t *out, int *descriptor) {
+    (void)device;
+    BEGIN(true, "create_shared");
+    status = pages_make(d, DEVICE_TIER_HOST, bytes, out);
+    if (status != CASTOR_OK)
+        return status;
+    d->pages[*out - 1].is_shared = true;
+    *descriptor = memfd_create("fake-pages", MFD_CLOEXEC);
+    if (*descriptor < 0 || pwrite(*descriptor, out, sizeof *out, 0) != sizeof *out)
+        abort();
+    return CASTOR_OK;
+}
+
+static castor_status take_shared(void *context, int device, int descriptor, uint64_t *out) {
+    (void)device;
+    BEGIN(true, "take_shared");
+    uint64_t number;
+    if (pread(descriptor, &number, sizeof number, 0) != sizeof number)
+        return breaks(d, "pages are taken by a descriptor that has none");
+    d->pages = grow(d->pages, &d->pages_count, sizeof *d->pages);
+    pages *p = &d->pages[d->pages_count - 1];
+    *p = d->pages[number - 1];
+    p->is_taken = true;
+    p->released = p->gone = false;
+    p->maps = 0;
+    *out = d->pages_count;
+    return CASTOR_OK;
+}
+
+static castor_status read_only(void *context, int device, uintptr_t address, size_t bytes) {
+    (void)device;
+    BEGIN(true, "read_only");
+    bool found = false;
+    for (size_t i = 0; i < d->map_count; i++)
+        found |= d->maps[i].at.address == address && d->maps[i].at.bytes == bytes;
+    if (!found)
+        return breaks(d, "memory is made read-only that is no map");
+    if (mprotect((void *)address, bytes, PROT_READ))
+        abort();
+    return CASTOR_OK;
+}
+
 static void pages_end(fake_device *d, pages *p) {
     if (!p->released || p->maps || p->gone)
         return;
     p->gone = true;
+    if (p->is_taken)
+        return;
     d->used[p->tier] -= p->bytes;
-    if (fallocate(d->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->bytes))
+    if (!p->is_shared && fallocate(d->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->bytes))
         abort();
 }
 
@@ -641,6 +687,9 @@ fake_device *fake_device_make(const fake_device_settings *settings, device_drive
                               .host_make = host_make,
                               .host_end = host_end,
                               .create = create,
+                              .create_shared = create_shared,
+                              .take_shared = take_shared,
+                              .read_only = read_only,
                               .release = release,
                               .map = map_pages,
                               .unmap = unmap,

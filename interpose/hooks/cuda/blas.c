@@ -101,6 +101,13 @@ static void beside_note(const beside *b, uint64_t stream) {
         writers_note_all(stream);
 }
 
+static void beside_leave(const beside *b) {
+    for (uint32_t i = 0; i < sizeof b->addresses / sizeof *b->addresses && b->addresses[i]; i++)
+        joined_leave((const void *)b->addresses[i], WRITERS_OPEN);
+    if (b->any)
+        joined_leave_all();
+}
+
 /* ---- the calls ---- */
 
 #define CUBLAS(function, parameters, arguments, list, doc)                                                   \

@@ -5,6 +5,7 @@
 #define CASTOR_HOOKS_CUDA_CALLS_H
 
 #include "events/gate.h"
+#include "joined.h"
 #include "observe.h"
 #include "writers.h"
 
@@ -76,6 +77,14 @@ static inline void operands_end(const operands *o) {
 #define ASK_ARRAY(matrices)                writers_matter() |
 #define ASK_DESCRIPTOR(descriptor, layout) beside_homes(descriptor, layout, &beside_) |
 
+/* Before the gate: what it may write leaves. */
+#define LEAVE(entry)                         NAMED(LEAVE_, EACH_FLAT entry)
+#define LEAVE_READ(matrix, extent)
+#define LEAVE_BESIDE(matrix, other, extent)
+#define LEAVE_WRITE(matrix, extent)          joined_leave(matrix, extent);
+#define LEAVE_ARRAY(matrices)                joined_leave_all();
+#define LEAVE_DESCRIPTOR(descriptor, layout) beside_leave(&beside_);
+
 #define BEGIN(entry) NAMED(BEGIN_, EACH_FLAT entry)
 #define BEGIN_READ(matrix, extent)                                                                           \
     if (devices_may_hold((uintptr_t)(matrix)))                                                               \
@@ -106,6 +115,9 @@ static inline void operands_end(const operands *o) {
             return real_ arguments;                                                                          \
         operands operands_ = {.count = 0};                                                                   \
         inside = true;                                                                                       \
+        if (joined_matter()) {                                                                               \
+            EACH(LEAVE, list)                                                                                \
+        }                                                                                                    \
         gate_enter();                                                                                        \
         if (stream_of) {                                                                                     \
             EACH(BEGIN, list)                                                                                \

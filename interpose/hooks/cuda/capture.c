@@ -1,6 +1,7 @@
 #include "capture.h"
 
 #include "device/devices.h"
+#include "joined.h"
 #include "observe.h"
 #include "shims/cuda/types.h"
 
@@ -23,6 +24,7 @@ void capture_writers_record(void) {
 
 /* Counted before it begins: from then on writers are recorded at once (device/slots.c). */
 static void capture_begins(void) {
+    joined_leave_all(); /* nothing can leave within it, and replays write unseen */
     __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
     capture_writers_record();
 }

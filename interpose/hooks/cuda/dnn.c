@@ -470,6 +470,11 @@ static cudnnStatus_t plan_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t
         return real(handle, plan, pack);
     bool in_stream = handle_stream(handle, &o.stream);
     cudnnBackendDescriptor_t other = NULL;
+    if (!known)
+        joined_leave_all();
+    for (uint32_t i = 0; known && i < e.count; i++)
+        if (e.written[i])
+            joined_leave(e.pointers[i], WRITERS_OPEN);
     if (known && in_stream) {
         elsewhere = e;
         gate_enter();

@@ -42,6 +42,7 @@ typedef struct scope {
 #define DEVICES       64
 #define PATTERN       0x5ac0b7e1u
 #define PATTERN_WORDS 1024
+#define READ_WRITE    CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 static cuda_calls cu;
 static cuda_device devices[DEVICES];
@@ -117,10 +118,11 @@ static CUmemLocation_v1 cuda_location(int device) {
 }
 
 /* Makes mapped pages accessible for the device and, if their location is given, for the processors. */
-static CUresult cuda_access_set(uintptr_t address, size_t bytes, int device, const CUmemLocation_v1 *host) {
+static CUresult cuda_access_set(uintptr_t address, size_t bytes, int device, const CUmemLocation_v1 *host,
+                                CUmemAccess_flags flags) {
     CUmemAccessDesc_v1 access[2] = {
-        {.location = cuda_location(device), .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
-        {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+        {.location = cuda_location(device), .flags = flags},
+        {.flags = flags},
     };
     if (host)
         access[1].location = *host;
@@ -161,9 +163,9 @@ static CUresult pages_try(cuda_device *d, int device, CUmemLocation_v1 host) {
         goto release;
     if ((result = cu.cuMemMap(address, bytes, 0, pages, 0)) != CUDA_SUCCESS)
         goto unreserve;
-    bool mapped = cuda_access_set(address, bytes, device, &host) == CUDA_SUCCESS;
+    bool mapped = cuda_access_set(address, bytes, device, &host, READ_WRITE) == CUDA_SUCCESS;
     if (!mapped)
-        result = cuda_access_set(address, bytes, device, NULL);
+        result = cuda_access_set(address, bytes, device, NULL, READ_WRITE);
     if (result == CUDA_SUCCESS)
         result = written_check(d, address);
     if (result == CUDA_SUCCESS) {
@@ -402,11 +404,66 @@ static castor_status create(void *context, int device, device_tier tier, size_t 
     return CASTOR_OK;
 }
 
+static castor_status create_shared(void *context, int device, size_t bytes, uint64_t *pages,
+                                   int *descriptor) {
+    scope s;
+    const cuda_device *d = cuda_device_find(device);
+    if (!d)
+        return CASTOR_ERR_SYSTEM;
+    if (!maps_host(context, device))
+        return CASTOR_ERR_UNSUPPORTED;
+    if (d->host.type != CU_MEM_LOCATION_TYPE_HOST_NUMA)
+        return error_set(CASTOR_ERR_UNSUPPORTED,
+                         "device %d maps host memory that no other process can have", device);
+    CUmemAllocationProp_v1 property = cuda_property(d, d->host);
+    property.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemGenericAllocationHandle handle = 0;
+    cuda_scope_begin(d, &s);
+    const char *call = "cuMemCreate of host memory that processes share,";
+    CUresult result = cu.cuMemCreate(&handle, bytes, &property, 0);
+    if (result == CUDA_SUCCESS) {
+        call = "cuMemExportToShareableHandle";
+        result = cu.cuMemExportToShareableHandle(descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        if (result != CUDA_SUCCESS)
+            cu.cuMemRelease(handle);
+    }
+    cuda_scope_end(&s);
+    if (result != CUDA_SUCCESS)
+        return cuda_failed(result, call, device, bytes);
+    *pages = (uint64_t)handle;
+    return CASTOR_OK;
+}
+
+static castor_status take_shared(void *context, int device, int descriptor, uint64_t *pages) {
+    (void)context;
+    scope s;
+    if (!cuda_device_enter(device, &s))
+        return CASTOR_ERR_SYSTEM;
+    CUmemGenericAllocationHandle handle = 0;
+    CUresult result = cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)descriptor,
+                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    cuda_scope_end(&s);
+    if (result != CUDA_SUCCESS)
+        return cuda_failed(result, "cuMemImportFromShareableHandle", device, 0);
+    *pages = (uint64_t)handle;
+    return CASTOR_OK;
+}
+
 static void release(void *context, uint64_t pages) {
     (void)context;
     CUresult result = cu.cuMemRelease(pages);
     if (result != CUDA_SUCCESS)
         LOG_W("cuMemRelease: %s (error %d)", cuda_text(result), (int)result);
+}
+
+/* Of what is mapped there, or comes to be. */
+static CUresult pages_access_set(const cuda_device *d, int device, uintptr_t address, size_t bytes,
+                                 uint64_t pages, CUmemAccess_flags flags) {
+    CUmemAllocationProp_v1 property = {0};
+    bool host = d->host_is_mapped &&
+                cu.cuMemGetAllocationPropertiesFromHandle(&property, pages) == CUDA_SUCCESS &&
+                property.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+    return cuda_access_set(address, bytes, device, host ? &d->host : NULL, flags);
 }
 
 static castor_status map(void *context, int device, uintptr_t address, size_t bytes, uint64_t pages) {
@@ -418,17 +475,27 @@ static castor_status map(void *context, int device, uintptr_t address, size_t by
     const char *call = "cuMemMap";
     CUresult result = cu.cuMemMap(address, bytes, 0, pages, 0);
     if (result == CUDA_SUCCESS) {
-        CUmemAllocationProp_v1 property = {0};
-        bool host = d->host_is_mapped &&
-                    cu.cuMemGetAllocationPropertiesFromHandle(&property, pages) == CUDA_SUCCESS &&
-                    property.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
         call = "cuMemSetAccess";
-        result = cuda_access_set(address, bytes, device, host ? &d->host : NULL);
+        result = pages_access_set(d, device, address, bytes, pages, READ_WRITE);
         if (result != CUDA_SUCCESS)
             cu.cuMemUnmap(address, bytes);
     }
     cuda_scope_end(&s);
     return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, call, device, bytes);
+}
+
+static castor_status read_only(void *context, int device, uintptr_t address, size_t bytes) {
+    (void)context;
+    scope s;
+    const cuda_device *d = cuda_device_enter(device, &s);
+    if (!d)
+        return CASTOR_ERR_SYSTEM;
+    CUresult result = cuda_access_set(address, bytes, device, d->host_is_mapped ? &d->host : NULL,
+                                      CU_MEM_ACCESS_FLAGS_PROT_READ);
+    cuda_scope_end(&s);
+    return result == CUDA_SUCCESS
+               ? CASTOR_OK
+               : cuda_failed(result, "cuMemSetAccess for reading alone", device, bytes);
 }
 
 static castor_status unmap(void *context, uintptr_t address, size_t bytes) {
@@ -611,8 +678,11 @@ const device_driver *cuda_driver(void) {
         .host_make = host_make,
         .host_end = host_end,
         .create = create,
+        .create_shared = create_shared,
+        .take_shared = take_shared,
         .release = release,
         .map = map,
+        .read_only = read_only,
         .unmap = unmap,
         .copy = copy,
         .drain = drain,

@@ -4,6 +4,7 @@
 __thread observe_thread_state observe_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
 void *observe_target[HOOK_COUNT];
 observe_enqueued_function observe_enqueued;
+observe_announced_function observe_announced;
 static void *replacements[HOOK_COUNT]; /* atomic */
 
 void *observe_target_find(hook_id id) {

@@ -60,6 +60,10 @@ typedef void (*observe_enqueued_function)(hook_id id, const observe_facts *facts
 extern observe_enqueued_function observe_enqueued;
 void observe_tell(hook_id id, const observe_facts *facts); /* calls it */
 
+/* Called before a call that writes as its row says (`writes` and `facts` of it), outside of the gate; NULL: nobody wants it. */
+typedef void (*observe_announced_function)(effect_writes writes, const observe_facts *facts);
+extern observe_announced_function observe_announced;
+
 static inline void *observe_target_of(hook_id id) {
     void *target = __atomic_load_n(&observe_target[id], __ATOMIC_RELAXED);
     return __builtin_expect(target != NULL, 1) ? target : observe_target_find(id);
@@ -83,9 +87,10 @@ static inline uint64_t observe_set_device(int device) {
 /* Defines wrap_ID and exports it as SYMBOL.
  *   level, hides     the call's level, and those inside of which it is part of another call
  *   only_waits       for the device: constant
+ *   writes           as effect.h says: constant
  *   missing          the result where no real function exists
  *   default_stream   the meaning of stream 0 */
-#define OBSERVED(level, hides, result, missing, id, symbol, only_waits, parameters, arguments, facts_,       \
+#define OBSERVED(level, hides, result, missing, id, symbol, only_waits, writes, parameters, arguments, facts_, \
                  default_stream)                                                                             \
     result wrap_##id parameters;                                                                             \
     HOOK_EXPORT extern __typeof__(wrap_##id) export_##id __asm__(symbol)                                     \
@@ -101,6 +106,11 @@ static inline uint64_t observe_set_device(int device) {
         }                                                                                                    \
         const bool gated_ = !((level)&OBSERVE_LIBRARIES) && !(only_waits) &&                                 \
                             !(inside_ & (OBSERVE_RUNTIME | OBSERVE_DRIVER));                                 \
+        if ((writes) != EFFECT_WRITES_NOTHING) {                                                             \
+            observe_announced_function announced_ = __atomic_load_n(&observe_announced, __ATOMIC_ACQUIRE);   \
+            if (__builtin_expect(announced_ != NULL, 0))                                                     \
+                announced_((writes), &(observe_facts)OBSERVE_FACTS facts_);                                  \
+        }                                                                                                    \
         observe_thread.inside = inside_ | (level);                                                           \
         uint64_t begin_ns_ =                                                                                 \
             (level)&OBSERVE_LIBRARIES ? trace_now_ns() : observe_cuda_begin(HOOK_##id, gated_);              \

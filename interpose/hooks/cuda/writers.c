@@ -4,6 +4,7 @@
 #include "events/gate.h"
 #include "shims/cuda/types.h"
 #include "capture.h"
+#include "joined.h"
 #include "layouts.h"
 #include "nccl.h"
 #include "observe.h"
@@ -52,8 +53,10 @@ static void addresses_keep(const char *from, size_t words, bool is_short) {
     for (size_t i = 0; i < words && count < 2; i++)
         count += is_in_home(word_at(from, i), &s);
     for (size_t i = 0; i < words && count > 0; i++)
-        if (is_in_home(word_at(from, i), &s))
+        if (is_in_home(word_at(from, i), &s)) {
             slots_kept(s, word_at(from, i), is_short || count > 1);
+            joined_leave((const void *)word_at(from, i), 0);
+        }
 }
 
 static void look(uintptr_t to, const char *from, size_t bytes) {
@@ -269,35 +272,54 @@ static inline bool launch_matters(void) {
     return writers_matter() && !(observe_thread.inside & (OBSERVE_NCCL | OBSERVE_BLAS));
 }
 
-static void launched(const void *kernel, layouts_ask *ask, void *const *arguments, void *const *extra,
-                     uint64_t stream) {
+/* Visits each address in homes among a launch's arguments. False: what they are is unknown. */
+static bool launch_scan(const void *kernel, layouts_ask *ask, void *const *arguments, void *const *extra,
+                        arguments_visit *visit, void *context) {
     /* The first address before the bytes, as in devices_may_hold. */
     uintptr_t first = __atomic_load_n(&devices_first, __ATOMIC_ACQUIRE);
     uint64_t bytes = __atomic_load_n(&devices_bytes, __ATOMIC_RELAXED);
+    if (arguments) {
+        arguments_layout layout;
+        layouts_get(kernel, ask, &layout);
+        if (layout.count == ARGUMENTS_UNKNOWN)
+            return false;
+        arguments_scan(&layout, arguments, first, bytes, visit, context);
+    } else {
+        const void *block;
+        size_t block_bytes;
+        if (arguments_block(extra, &block, &block_bytes))
+            arguments_scan_words(block, block_bytes / 8, first, bytes, visit, context);
+    }
+    return true;
+}
+
+static void launched(const void *kernel, layouts_ask *ask, void *const *arguments, void *const *extra,
+                     uint64_t stream) {
     written all; /* the addresses are not set */
     all.slots = NULL;
     all.first = all.end = all.done = all.done_bytes = 0;
     all.stream = stream;
     all.count = 0;
-    if (arguments) {
-        arguments_layout layout;
-        layouts_get(kernel, ask, &layout);
-        if (layout.count == ARGUMENTS_UNKNOWN)
-            writers_note_all(stream);
-        else
-            arguments_scan(&layout, arguments, first, bytes, note_word, &all);
-    } else {
-        const void *block;
-        size_t block_bytes;
-        if (arguments_block(extra, &block, &block_bytes))
-            arguments_scan_words(block, block_bytes / 8, first, bytes, note_word, &all);
-    }
+    if (!launch_scan(kernel, ask, arguments, extra, note_word, &all))
+        writers_note_all(stream);
     note_end(&all);
+}
+
+static void leave_word(uintptr_t address, void *context) {
+    (void)context;
+    joined_leave((const void *)address, 0);
+}
+
+static void launch_comes(const void *kernel, layouts_ask *ask, void *const *arguments, void *const *extra) {
+    if (!launch_scan(kernel, ask, arguments, extra, leave_word, NULL))
+        joined_leave_all();
 }
 
 #define LAUNCH(result, id, default_stream, parameters, arguments, kernel, ask, values, extra, stream)        \
     static result launch_##id parameters {                                                                   \
         result(*real) parameters = hooks_real(HOOK_##id);                                                    \
+        if (joined_matter() && launch_matters())                                                             \
+            launch_comes((const void *)(kernel), ask, values, extra);                                        \
         result status = real arguments;                                                                      \
         if (status == 0 && launch_matters())                                                                 \
             launched((const void *)(kernel), ask, values, extra,                                             \
@@ -435,12 +457,24 @@ static size_t ranks_of(ncclComm_t communicator) {
     return count && count(communicator, &ranks) == ncclSuccess && ranks > 0 ? (size_t)ranks : 0;
 }
 
+static size_t received_bytes(uint32_t blocks, size_t count, ncclDataType_t datatype,
+                             ncclComm_t communicator) {
+    return nccl_bytes(count, datatype) * (blocks == NCCL_RANKS ? ranks_of(communicator) : blocks);
+}
+
+/* Before the call. */
+static void receives(const void *address, uint32_t blocks, size_t count, ncclDataType_t datatype,
+                     ncclComm_t communicator, cudaStream_t stream) {
+    (void)stream;
+    if (joined_matter() && devices_may_hold((uintptr_t)address) && count)
+        joined_leave(address, received_bytes(blocks, count, datatype, communicator));
+}
+
 static void received(const void *address, uint32_t blocks, size_t count, ncclDataType_t datatype,
                      ncclComm_t communicator, cudaStream_t stream) {
     if (!devices_may_hold((uintptr_t)address) || count == 0)
         return;
-    size_t each = nccl_bytes(count, datatype),
-           bytes = each * (blocks == NCCL_RANKS ? ranks_of(communicator) : blocks);
+    size_t bytes = received_bytes(blocks, count, datatype, communicator);
     receiver r = {(uintptr_t)address, bytes ? bytes : WRITERS_OPEN, (uint64_t)stream};
     if (own.groups)
         waiting_add(&r);
@@ -449,16 +483,17 @@ static void received(const void *address, uint32_t blocks, size_t count, ncclDat
 }
 
 #define FLAT(...)                         __VA_ARGS__
-#define RECEIVED(...)                     RECEIVED_OF(__VA_ARGS__)
-#define RECEIVED_OF(address, blocks, ...) received(address, blocks, __VA_ARGS__)
+#define RECEIVED(then, ...)                     RECEIVED_OF(then, __VA_ARGS__)
+#define RECEIVED_OF(then, address, blocks, ...) then(address, blocks, __VA_ARGS__)
 #define NCCL_COMMUNICATOR(...)
 #define NCCL_CALL(...)
 #define NCCL_COLLECTIVE(function, operation, parameters, arguments, payload, written, doc)                   \
     static ncclResult_t receive_##function parameters {                                                      \
         ncclResult_t(*real) parameters = hooks_real(HOOK_##function);                                        \
+        RECEIVED(receives, FLAT written, FLAT payload);                                                      \
         ncclResult_t status = real arguments;                                                                \
         if (status == ncclSuccess || status == ncclInProgress)                                               \
-            RECEIVED(FLAT written, FLAT payload);                                                            \
+            RECEIVED(received, FLAT written, FLAT payload);                                                  \
         return status;                                                                                       \
     }
 #include "hooks/table/nccl.def"
@@ -548,6 +583,8 @@ static void note_each(const CUdeviceptr *targets, const CUdeviceptr *sources, co
 #define BATCH(id, default_stream, parameters, arguments)                                                     \
     static CUresult batch_##id parameters {                                                                  \
         CUresult(*real) parameters = hooks_real(HOOK_##id);                                                  \
+        for (size_t i = 0; i < count && joined_matter(); i++)                                                \
+            joined_leave((const void *)dsts[i], sizes[i]);                                                   \
         CUresult status = real arguments;                                                                    \
         note_each(dsts, srcs, sizes, count, hStream ? (uint64_t)hStream : (default_stream));                 \
         return status;                                                                                       \
@@ -581,6 +618,7 @@ castor_status writers_install(void) {
     if (__atomic_exchange_n(&installed, true, __ATOMIC_RELAXED))
         return CASTOR_OK;
     __atomic_store_n(&observe_enqueued, enqueued, __ATOMIC_RELEASE);
+    joined_install();
     observe_target_replace(HOOK_cuMemcpyBatchAsync, (void *)batch_cuMemcpyBatchAsync);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_ptsz, (void *)batch_cuMemcpyBatchAsync_ptsz);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_v2, (void *)batch_cuMemcpyBatchAsync_v2);

@@ -20,6 +20,13 @@ enum {
     EFFECT_COUNT
 };
 
+/* The column `writes` of each, as a constant. */
+enum {
+#define EFFECT(name, action, memory, writes) EFFECT_##name##_WRITES = writes,
+#include "effect.def"
+#undef EFFECT
+};
+
 typedef struct effect {
     device_action action;
     device_memory_action memory;

@@ -252,8 +252,9 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
     if (!pointer.found || pointer.block.kind != SIM_MAPPED)
         return CUDA_ERROR_INVALID_VALUE;
     unsigned bit = location->type == CU_MEM_LOCATION_TYPE_DEVICE ? (unsigned)location->id : SIM_DEVICES_MAX;
-    *flags =
-        pointer.block.access & 1u << bit ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    *flags = pointer.block.writable & 1u << bit ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+             : pointer.block.access & 1u << bit ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                                : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
 }
 

@@ -120,7 +120,8 @@ CUresult sim_physical_make(const CUmemAllocationProp *prop, size_t size, struct 
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-        physical->fd = memfd_create("sim-shared", MFD_CLOEXEC);
+        bool host = prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+        physical->fd = memfd_create(host ? SIM_SHARED_HOST : "sim-shared", MFD_CLOEXEC);
     } else {
         if (!devices[account].fd)
             devices[account].fd = memfd_create("sim-device", MFD_CLOEXEC) + 1;

@@ -130,6 +130,8 @@ struct sim_allocation { /* physical memory: what cuMemCreate makes and a map ref
     bool charged;
 };
 
+#define SIM_SHARED_HOST "sim-host-shared" /* a file with memory of the host that processes share */
+
 struct sim_block {
     uintptr_t start;
     size_t size;   /* as asked for */
@@ -137,7 +139,7 @@ struct sim_block {
     enum sim_kind kind;
     int device;
     unsigned flags;
-    unsigned access; /* bit d: device d may access; SIM_MAPPED only */
+    unsigned access, writable; /* bit d: device d may read, and write; the highest: the processors. SIM_MAPPED only */
     uint64_t id;
     CUcontext ctx;
     struct sim_allocation *physical;

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -242,7 +243,10 @@ CUresult sim_vmm_access(CUdeviceptr address, size_t size, const CUmemAccessDesc 
         for (long b = 0; b < blocks; b++) {
             struct sim_block *block = sim_blocks.items[first + (size_t)b];
             block->access = desc[i].flags ? block->access | bit : block->access & ~bit;
-            mprotect((void *)block->start, block->size, block->access ? PROT_READ | PROT_WRITE : PROT_NONE);
+            block->writable = desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? block->writable | bit
+                                                                                  : block->writable & ~bit;
+            mprotect((void *)block->start, block->size,
+                     (block->access ? PROT_READ : 0) | (block->writable ? PROT_WRITE : 0));
         }
     }
     result = CUDA_SUCCESS;
@@ -259,7 +263,14 @@ CUresult sim_vmm_export(struct sim_allocation *physical, int *fd) {
     return *fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
-/* The device that it came from does not travel with a descriptor; the importer's stands for it. */
+/* Whether it is the host's memory travels with a descriptor, in the file's name; the device that it came from does not, and the importer's
+ * stands for it. */
+static bool fd_is_host(int fd) {
+    char link[64], name[64] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return readlink(link, name, sizeof name - 1) > 0 && strstr(name, SIM_SHARED_HOST) != NULL;
+}
+
 CUresult sim_vmm_import(int fd, struct sim_allocation **physical) {
     struct sim_allocation *imported = calloc(1, sizeof *imported);
     struct stat status;
@@ -275,8 +286,9 @@ CUresult sim_vmm_import(int fd, struct sim_allocation **physical) {
     imported->references = 1;
     imported->prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     imported->prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    imported->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    imported->prop.location.id = sim_device();
+    bool host = fd_is_host(imported->fd);
+    imported->prop.location.type = host ? CU_MEM_LOCATION_TYPE_HOST_NUMA : CU_MEM_LOCATION_TYPE_DEVICE;
+    imported->prop.location.id = host ? 0 : sim_device();
     pthread_rwlock_wrlock(&sim_memory_lock);
     int failed = remember(imported);
     pthread_rwlock_unlock(&sim_memory_lock);

@@ -65,14 +65,19 @@ def devices():
     return sorted({device for _, device in list(_pools)})
 
 
+def apart(kind, device):
+    """Pools for born(): what is born there shares homes with nothing else."""
+    return [_new_pool(kind, device)]
+
+
 @contextlib.contextmanager
-def born(kind, device):
+def born(kind, device, closed=None):
     """What this thread allocates on the device gets homes of the kind. Never left open: PyTorch does not free its cached memory and
-    try again while it is."""
+    try again while it is. closed: other pools than those of all."""
     if not available(device) or torch.cuda.is_current_stream_capturing():
         yield
         return
-    closed = _pools[kind, device]
+    closed = _pools[kind, device] if closed is None else closed
     try:
         pool = closed.pop()
     except IndexError:  # it is open in another thread, or further out in this one; PyTorch opens a pool once at a time
@@ -114,10 +119,10 @@ def keep_addresses():
     _captured = True
 
 
-def move(t, kind, drain=False):
+def move(t, kind, drain=False, pools_=None):
     """Gives the tensor's whole storage a home: every tensor over it, and what autograd has saved of it, follows. False: the storage
     belongs to somebody else, other code has its address, a graph may replay with it, or it has no memory. drain: another stream than this
-    one may still write there; its writes would be lost."""
+    one may still write there; its writes would be lost. pools_: as in born()."""
     storage = t.untyped_storage()
     if _captured or not storage.resizable() or not storage.nbytes() or addresses.was_given(storage) or torch.cuda.is_current_stream_capturing():
         return False
@@ -127,7 +132,7 @@ def move(t, kind, drain=False):
     # memory that other streams use is not given away while a pool is open, and ours is open as long.
     stream = torch.cuda.current_stream(t.device)
     told = pools.record(t, stream)
-    with torch.cuda.device(t.device), born(kind, t.device.index):
+    with torch.cuda.device(t.device), born(kind, t.device.index, pools_):
         storage.resize_(storage.nbytes())
         if not told:
             stream.synchronize()

@@ -173,7 +173,8 @@ class _Copy:
             self.tensor.data = self.home
         goes = written or self.tensor._version != self.version
         if goes:
-            self.home.copy_(self.copy, non_blocking=True)
+            target = getattr(_thread, "target", None)
+            (target(self.home) if target else self.home).copy_(self.copy, non_blocking=True)
         return self.home.nbytes if goes else 0
 
 
@@ -272,6 +273,16 @@ def _form_of_all(optimizer):
         for group in chosen:
             if group["foreach"] is False:
                 group["foreach"] = None
+
+
+@contextlib.contextmanager
+def targeted(target):
+    """What this thread's steps have changed in copies is written to target(its home), a tensor."""
+    _thread.target = target
+    try:
+        yield
+    finally:
+        _thread.target = None
 
 
 @contextlib.contextmanager

@@ -16,11 +16,9 @@ from ..common import store, tensors
 from ..device import adoption, homes
 from ..precision import masters
 from ..process import events
-from . import entries, kept, sums
+from . import entries, kept, shared, sums
 
 IN_FLIGHT = 3  # collectives of a backward, where owners alone keep the sums: so many buckets are there at a time
-
-PARAMETERS_STAY = "on devices every rank has all parameters; gradients and optimizer states are kept once (docs/device-ranks.md)"
 
 _numbers = itertools.count()
 _sharded = weakref.WeakSet()  # synchronizers whose sums owners alone keep
@@ -127,6 +125,7 @@ class Synchronizer:
             kept.settle()
         if core.plugin_shards() > 1:
             self._shard()
+        shared.share(self.group, [(p, entry) for p, entry in zip(parameters, found) if entry.group is self.group])
 
     def _shard(self):
         """Owners alone keep the sums."""
@@ -445,8 +444,6 @@ def _why_not(process_group, parameters, expect_sparse):
 
 
 def _make(process_group, parameters, find_unused):
-    if core.plugin_shards() > 2:
-        core.log(2, PARAMETERS_STAY.encode())
     return Reducer(entries.group_of(process_group), parameters, find_unused)
 
 

@@ -26,6 +26,7 @@ class Group:
         self.rank, self.world = process_group.rank(), process_group.size()
         self.together = process_group._get_backend(torch.device("cuda")).supports_coalescing  # calls can be enqueued as one
         self.optimizers = self.sharded = 0  # optimizers whose states, and synchronizers whose sums, owners keep: numbered alike on all ranks
+        self.shares_nothing, self.parameters_on_host, self.passed, self.token = False, 0, 0, None  # of parameters (shared.py)
         self.operations = 0  # on all gradients, alike on all ranks: a digest
 
     def broadcast(self, sent, device):
@@ -49,14 +50,17 @@ class Entry:
     owner    the rank of the group that steps it, if owners do
     synced   no gradient has come since the last sum was shown
     part     of the synchronizer that has summed it last
-    summing  the synchronizer that sums its gradient in the running backward"""
+    summing  the synchronizer that sums its gradient in the running backward
+    node     what the node keeps of it (shared.Node); None: every rank has it
+    stays    that is so for good"""
 
-    __slots__ = "group", "owner", "synced", "part", "summing", "shown", "shown_version", "__weakref__"
+    __slots__ = "group", "owner", "synced", "part", "summing", "shown", "shown_version", "node", "stays", "__weakref__"
 
     def __init__(self, group, owner):
         self.group, self.owner = group, owner
         self.synced, self.part, self.summing = True, None, None
         self.shown, self.shown_version = None, 0
+        self.node, self.stays = None, False
 
     @property
     def mine(self):

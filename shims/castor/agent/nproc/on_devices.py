@@ -61,8 +61,6 @@ class Sums:
     def __init__(self, job):
         self.job, self.device = job, None
         self.each = []  # _Together
-        if core.plugin_shards() > 2:
-            job.say(buckets.PARAMETERS_STAY)
         self.reached = self.lives = ()  # which of them some rank's backward has reached; of which some rank has a parameter
 
     def parameters(self):

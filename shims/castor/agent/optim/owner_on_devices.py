@@ -7,7 +7,7 @@ import torch
 from .. import core
 from ..common import store, tensors
 from ..device import homes, step_parts
-from ..device_ranks import elsewhere, entries, kept, sums
+from ..device_ranks import elsewhere, entries, kept, shared, sums
 from ..nodes import remote
 from . import agreed, states
 
@@ -80,6 +80,7 @@ def step(optimizer, pairs, run, divisible, running):
     _begin(optimizer, group, pairs, running)
     kept.hide(shown.name)
     stepped = [each for each in pairs if sums.has_grad(each[1])]
+    node = shared.Step(group, device, [(p, entry) for _, p, entry in stepped if entry.node is not None])
     mine, others = [each for each in stepped if each[2].mine], [each for each in stepped if not each[2].mine]
     before, writes = len(optimizer.state), step_parts.writes_gradients(optimizer)
     with contextlib.ExitStack() as changes, sums.unseen():
@@ -90,10 +91,12 @@ def step(optimizer, pairs, run, divisible, running):
         for p, _ in hidden:
             p.grad = None
         try:
-            result = step_parts.step(optimizer, run, divisible) if step_parts.wanted(optimizer, divisible) else run()
+            with step_parts.targeted(node.target):
+                result = step_parts.step(optimizer, run, divisible) if step_parts.wanted(optimizer, divisible) else run()
         finally:
             _show_hidden(hidden, writes)
         with torch.no_grad():
+            node.publish()
             _publish(group, device, stepped, sums_too=writes)
     shown.version += 1
     homes.available(device.index)
@@ -153,22 +156,28 @@ def _put_elsewhere(optimizer, p, owner, number):
 
 def _begin(optimizer, group, pairs, running):
     """What owners step with must be what all ranks would."""
-    changed = any(not entry.is_untouched(sums.grad_of(p)) for _, p, entry in pairs)
+    changed, all_pairs = any(not entry.is_untouched(sums.grad_of(p)) for _, p, entry in pairs), [(p, entry) for _, p, entry in pairs]
     operations, group.operations = float(group.operations), 0
-    every = group.control.begin_step(agreed.values(optimizer, pairs), [float(changed), operations, *(running.said if running else ())])
+    every = group.control.begin_step(agreed.values(optimizer, pairs), [float(changed), operations, float(shared.is_due(group, all_pairs)),
+                                                                       *(running.said if running else ())])
     if running:
-        running.heard([said for _, _, *said in every])
+        running.heard([said for _, _, _, *said in every])
     differ = any(operations != every[0][1] for _, operations, *_ in every)
     changed_on = [str(rank) for rank, (changed, operations, *_) in enumerate(every) if changed or differ and operations]
     if changed_on:
         label = f"the checksum of the gradients (the script changed them on rank {', '.join(changed_on)})"
         group.control.begin_step([(label, float(agreed.checksum(p.grad for _, p, _ in pairs)))])
+    if any(due for _, _, due, *_ in every):
+        shared.share(group, all_pairs)
 
 
 def _publish(group, device, stepped, sums_too):
     """Owners send what they have stepped, and gradients that the step may have written, in the order of the stream."""
-    sent = [(t, entry) for _, p, entry in stepped for t in ((p, p.grad) if sums_too and not entry.is_single else (p,))]
-    group.broadcast([(t.data.as_strided((t.numel(),), (1,)), entry.owner) for t, entry in sent], device)  # whatever its strides, it is dense
-    torch.autograd.graph.increment_version([t for t, entry in sent if not entry.mine])
+    own = [(p, entry) for _, p, entry in stepped if entry.node is None]
+    sent = own + [(p.grad, entry) for _, p, entry in stepped if sums_too and not entry.is_single]
+    if sent:
+        group.broadcast([(t.data.as_strided((t.numel(),), (1,)), entry.owner) for t, entry in sent], device)  # whatever its strides, it is dense
+    changed = sent + [(p, entry) for _, p, entry in stepped if entry.node is not None]
+    torch.autograd.graph.increment_version([t for t, entry in changed if not entry.mine])
     for _, p, entry in stepped:
         entry.see(p.grad)

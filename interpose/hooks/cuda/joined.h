@@ -1,0 +1,26 @@
+/* Joined homes (device/homes.h) can only be read. Before a call that may write to one, the home leaves: it gets pages of its own.
+ *
+ * Whoever says to the slots what a call may have written (writers.h) says it here before the call. A launch may write through each address
+ * among its arguments, so a joined home stays joined only while products and copies alone read it. What nobody
+ * announces faults. None of it may be called within a real call, which the gate would wait for. Private to hooks/cuda. */
+#ifndef CASTOR_HOOKS_CUDA_JOINED_H
+#define CASTOR_HOOKS_CUDA_JOINED_H
+
+#include "device/devices.h"
+
+/* Whether there are any. */
+static inline bool joined_matter(void) {
+    return __builtin_expect(__atomic_load_n(&homes_joined, __ATOMIC_RELAXED) != 0, 0);
+}
+/* Homes that hold some of these bytes leave; 0 bytes: that which holds the address. */
+void joined_leave_homes(uintptr_t address, size_t bytes);
+static inline void joined_leave(const void *address, size_t bytes) {
+    if (joined_matter() && devices_may_hold((uintptr_t)address))
+        joined_leave_homes((uintptr_t)address, bytes);
+}
+/* All leave: it is not known which the call writes to, or it is captured. */
+void joined_leave_all(void);
+/* From now on the calls of the runtime and the driver that write where their rows say are announced. */
+void joined_install(void);
+
+#endif

@@ -1,0 +1,310 @@
+"""Parameters that the node keeps once (gemini, fsdp): those that are on the host have pages that all ranks share (interpose/device/homes.h).
+
+Each rank reads them there. What may write to one gives this rank pages of its own first, for as long as the parameter lives. Owners write what they have stepped
+into the shared pages; before that all ranks have read what they held, and after it those with pages of their own copy it from there:
+two collectives in the order of the stream, and no host waits. Pages of a rank's own on the host are given up after a step, for a while that doubles each time.
+
+What is no matrix is read by kernels that could write it: it stays on every rank, and owners broadcast it."""
+import collections
+import ctypes
+import os
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from .. import core
+from ..common import tensors
+from ..device import homes
+
+AT_ONCE = 256 << 20  # bytes that are on the host once more while they come to be shared
+_ON_DEVICE, _ON_HOST, _SHARED, _STAYS = range(4)  # what ranks tell each other of a parameter
+
+
+class Home:
+    """A home of which the node keeps the pages.
+
+    count   of the parameters in it
+    steps   until this rank gives up pages of its own there, and how many there were the last time"""
+
+    __slots__ = "start", "count", "steps", "pause"
+
+    def __init__(self, start):
+        self.start, self.count, self.steps, self.pause = start, 0, 1, 1
+
+    def waits(self):
+        """A step is over, and this rank has pages of its own. Whether it keeps them."""
+        self.steps -= 1
+        if self.steps:
+            return True
+        self.pause *= 2
+        self.steps = self.pause
+        return False
+
+
+class Node:
+    """What the node keeps of a parameter.
+
+    address  of the parameter
+    view     a tensor over the shared pages that is shaped like it"""
+
+    __slots__ = "address", "view", "home"
+
+    def __init__(self, p, beside, home):
+        self.address, self.view, self.home = p.data_ptr(), _over(beside, p), home
+        home.count += 1
+
+
+def _over(address, like):
+    size = like.numel() * like.element_size()
+    storage = torch._C._construct_storage_from_data_pointer(address, like.device, size)
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, 0, like.shape, like.stride())
+
+
+def serves(group):
+    return core.plugin_shards() > 2 and not group.shares_nothing
+
+
+def _may(p):
+    """Whether it is worth it, and its storage is this parameter alone. The same on all ranks."""
+    return p.dim() > 1 and p.numel() and tensors.is_dense(p)
+
+
+def _is_whole(p):
+    return p.storage_offset() == 0 and p.untyped_storage().nbytes() == p.numel() * p.element_size()
+
+
+def is_due(group, some):
+    """Whether this rank has something to share, or has lost what it shared. some: (parameter, entry) each."""
+    if not serves(group):
+        return False
+    if any(entry.node is not None and p.data_ptr() != entry.node.address for p, entry in some):
+        return True
+    device = some[0][0].device.index
+    there = homes.statistics(device).bytes[homes.PARAMETER][core.HOME_HOST] if device in homes.devices() else 0
+    if there == group.parameters_on_host:
+        return False
+    group.parameters_on_host = there
+    return _ON_HOST in _states(some)
+
+
+def _states(some):
+    tiers = homes.tiers([p for p, _ in some])
+    return [_state(p, entry, tier) for (p, entry), tier in zip(some, tiers)]
+
+
+def _state(p, entry, tier):
+    if entry.stays or not _may(p):
+        return _STAYS
+    if entry.node is not None:
+        return _SHARED if p.data_ptr() == entry.node.address else _STAYS
+    return _ON_HOST if tier == core.HOME_HOST else _ON_DEVICE
+
+
+def share(group, some):
+    """What is on the host of some rank is shared from now on. On all ranks together, with the same parameters, which have the same values."""
+    if not some or not serves(group):
+        return
+    every = group.control.gather([float(state) for state in _states(some)], "which parameters are on the host")
+    chosen = []
+    for (p, entry), states in zip(some, zip(*every)):
+        if all(state == _SHARED for state in states):
+            continue
+        entry.node = None
+        entry.stays = entry.stays or _STAYS in states or _SHARED in states
+        if not entry.stays and _ON_HOST in states:
+            chosen.append((p, entry))
+    while chosen and serves(group):
+        size, count = 0, 0
+        while count < len(chosen) and (not count or size + chosen[count][0].nbytes <= AT_ONCE):
+            size, count = size + chosen[count][0].nbytes, count + 1
+        _share(group, chosen[:count])
+        chosen = chosen[count:]
+
+
+def _agree(group, this, what):
+    """Whether it is so on all ranks."""
+    return all(said for said, in group.control.gather([float(this)], what))
+
+
+@torch.no_grad()
+def _share(group, some):
+    device, parameters = some[0][0].device, [p for p, _ in some]
+    starts = _move(group, some)
+    if not starts:
+        return
+    addresses = (ctypes.c_uint64 * len(starts))(*starts)
+    why = _pass(group, addresses)
+    if why is None:
+        here = [(p, entry) for p, entry in some if not entry.stays]
+        besides = _besides([p for p, _ in here])
+        equal = [torch.equal(_over(beside, p), p.detach()) for (p, _), beside in zip(here, besides)]
+        homes_of = _homes_of([p for p, _ in here])
+        said = [float(all(same for same, (start, _) in zip(equal, homes_of) if start == each)) for each in starts]
+        alike = [all(ranks) for ranks in zip(*group.control.gather(said, "whether parameters are alike"))]
+        apart = [start for start, same in zip(starts, alike) if not same]
+        joins = [start for start, same in zip(starts, alike) if same]
+        for (_, entry), (start, _) in zip(here, homes_of):
+            entry.stays = start in apart
+        if apart:
+            core.homes_part((ctypes.c_uint64 * len(apart))(*apart), len(apart))
+        why = _tried(core.homes_join, (ctypes.c_uint64 * len(joins))(*joins), len(joins))
+        if _agree(group, why is None, "whether memory is shared"):
+            kept = {start: Home(start) for start in joins}
+            for (p, entry), beside, (start, _) in zip(here, besides, homes_of):
+                if not entry.stays:
+                    entry.node = Node(p, beside, kept[start])
+            return
+        core.homes_part((ctypes.c_uint64 * len(joins))(*joins), len(joins))
+    group.shares_nothing = True
+    if why:
+        core.log(2, f"each rank keeps all parameters on the host: {why.removeprefix('castor: ')}".encode())
+
+
+def _move(group, some):
+    """Moves the parameters into homes that hold nothing else, and are laid out alike on all ranks. Returns these; what is not alike stays."""
+    device = some[0][0].device
+    pools = homes.apart(homes.PARAMETER, device.index)
+    moved = [_is_whole(p) and _moves(p, pools) for p, _ in some]
+    pools.clear()
+    homes.release(homes.PARAMETER, device.index)
+    found = _homes_of([p for p, _ in some])
+    numbers = {start: number for number, start in enumerate(dict.fromkeys(start for start, _ in found))}
+    said = [float(value) for (p, _), is_moved, (start, size) in zip(some, moved, found)
+            for value in (is_moved, numbers[start], p.data_ptr() - start if start else 0, size)]
+    every = group.control.gather(said, "where parameters are")
+    differs = set()
+    for number, ((p, entry), (start, _)) in enumerate(zip(some, found)):
+        places = {tuple(said[4 * number:4 * number + 4]) for said in every}
+        if len(places) > 1 or not moved[number] or not start:
+            entry.stays = True
+            differs.add(number)
+    left_out = {numbers[found[number][0]] for number in differs}
+    left_out = {int(number) for said in group.control.gather([float(number in left_out) for number in range(len(some))], "where parameters are")
+                for number, is_out in enumerate(said) if is_out}
+    for (_, entry), (start, _) in zip(some, found):
+        entry.stays = entry.stays or numbers[start] in left_out
+    return [start for start, number in numbers.items() if number not in left_out]
+
+
+def _moves(p, pools):
+    try:
+        return homes.move(p, homes.PARAMETER, drain=True, pools_=pools)
+    except torch.OutOfMemoryError:
+        return False
+
+
+def _tried(call, *arguments):
+    """Why it fails; None: it does not."""
+    try:
+        call(*arguments)
+    except core.Error as error:
+        return str(error)
+    return None
+
+
+def _pass(group, starts):
+    """The pages of rank 0's homes become those that all ranks share. Returns why not, "" if another rank says it."""
+    group.passed += 1
+    name = f"homes-{zlib.crc32(repr(tuple(group.ranks)).encode())}-{group.passed}"
+    pieces = core.homes_pieces(starts, len(starts))
+    descriptors = (ctypes.c_int32 * pieces)()
+    first = group.rank == 0
+    why = _tried(core.homes_offer, starts, len(starts), descriptors) if first else None
+    if not _agree(group, why is None, "whether memory can be shared"):
+        return why or ""
+    try:
+        for at in range(0, pieces, core.DESCRIPTORS):
+            count = min(core.DESCRIPTORS, pieces - at)
+            some = (ctypes.c_int32 * count).from_buffer(descriptors, 4 * at)
+            core.descriptors_pass(f"{name}-{at}".encode(), group.rank, group.world, some, count)
+        if not first:
+            why = _tried(core.homes_take, starts, len(starts), descriptors)
+    finally:
+        for descriptor in descriptors:
+            if descriptor > 0:
+                os.close(descriptor)
+    if _agree(group, why is None, "whether memory is shared"):
+        return None
+    if why is None:
+        core.homes_part(starts, len(starts))
+    return why or ""
+
+
+def _addresses(some):
+    return (ctypes.c_uint64 * len(some))(*[p.data_ptr() for p in some])
+
+
+def _homes_of(some):
+    """(where its home begins, its bytes) each; (0, 0): it has none."""
+    starts, sizes = (ctypes.c_uint64 * len(some))(), (ctypes.c_uint64 * len(some))()
+    core.homes_find(_addresses(some), len(some), starts, sizes)
+    return list(zip(starts, sizes))
+
+
+def _besides(some):
+    found = (ctypes.c_uint64 * len(some))()
+    core.homes_beside(_addresses(some), len(some), found)
+    return list(found)
+
+
+def _are_joined(some):
+    found = (ctypes.c_int8 * len(some))()
+    core.homes_joined(_addresses(some), len(some), found)
+    return list(found)
+
+
+class Step:
+    """One step of owners, on all ranks together. some: (parameter, entry) of what the node keeps and is stepped."""
+
+    def __init__(self, group, device, some):
+        self.group, self.device, self.some = group, device, some
+        self.written = set()  # addresses of parameters that were written into the shared pages
+        self.views = {}
+        if some:
+            core.homes_read(device.index, torch.cuda.current_stream(device).cuda_stream)
+            self._pass_together()
+            mine = [(p, entry) for p, entry in some if entry.mine]
+            self.views = {p.data_ptr(): entry.node.view for (p, entry), joined in zip(mine, _are_joined([p for p, _ in mine])) if joined}
+
+    def _pass_together(self):
+        """What the streams of all ranks have enqueued before is done before anything comes after it."""
+        if self.group.token is None:
+            self.group.token = torch.zeros(1, device=self.device)
+        dist.all_reduce(self.group.token, group=self.group.process_group, async_op=True).wait()
+
+    def target(self, home):
+        """Where a parameter that was stepped in a copy is written: `home`, or the shared pages of it."""
+        view = self.views.get(home.data_ptr())
+        if view is None:
+            return home
+        self.written.add(home.data_ptr())
+        return view
+
+    @torch.no_grad()
+    def publish(self):
+        if not self.some:
+            return
+        joined = dict(zip((id(p) for p, _ in self.some), _are_joined([p for p, _ in self.some])))
+        own = [(p.data, entry) for p, entry in self.some if entry.mine and not joined[id(p)]]
+        for values, entry in own:
+            if values.data_ptr() in self.written:
+                values.copy_(entry.node.view)
+            else:
+                entry.node.view.copy_(values)
+        self._pass_together()
+        for p, entry in self.some:
+            if not entry.mine and not joined[id(p)]:
+                p.data.copy_(entry.node.view)
+        self._join_again([(p, entry) for p, entry in self.some if not joined[id(p)]])
+        there = [p for p, _ in self.some if joined[id(p)]]
+        core.homes_written(self.device.index, torch.cuda.current_stream(self.device).cuda_stream, _addresses(there),
+                           (ctypes.c_uint64 * len(there))(*[p.nbytes for p in there]), len(there))
+
+    def _join_again(self, apart):
+        """Homes of which everything was just stepped hold what the shared pages do."""
+        stepped = collections.Counter(entry.node.home for p, entry in apart if p.data_ptr() == entry.node.address)
+        tiers = {entry.node.home: tier for (_, entry), tier in zip(apart, homes.tiers([p for p, _ in apart]))}
+        found = [home.start for home, count in stepped.items() if count == home.count and tiers[home] == core.HOME_HOST and not home.waits()]
+        if found and (why := _tried(core.homes_join, (ctypes.c_uint64 * len(found))(*found), len(found))):
+            core.log(3, f"this rank keeps parameters on the host for itself: {why.removeprefix('castor: ')}".encode())
