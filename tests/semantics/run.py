@@ -356,7 +356,7 @@ def chosen(args):
     if args.hosts > 1:
         every = [row for row in every if row.distributed]
     if args.devices:
-        every = [row for row in every if rows_devices.has(row) and (args.full or args.selected or rows_devices.in_short(row))]
+        every = [rows_devices.on_devices(row) for row in every if rows_devices.has(row) and (args.full or args.selected or rows_devices.in_short(row))]
     if not every:
         sys.exit("run.py: no row matches --script and --case")
     plan = []

@@ -168,6 +168,7 @@ def _move(group, some):
     moved = [_is_whole(p) and _moves(p, pools) for p, _ in some]
     pools.clear()
     homes.release(homes.PARAMETER, device.index)
+    torch._C._cuda_emptyCache()  # segments of pools that were released before go only so
     found = _homes_of([p for p, _ in some])
     numbers = {start: number for number, start in enumerate(dict.fromkeys(start for start, _ in found))}
     said = [float(value) for (p, _), is_moved, (start, size) in zip(some, moved, found)

@@ -119,16 +119,26 @@ def leave(part):
 
 def read(part):
     """The sum, from its owner."""
-    sync = part.synchronizer()
-    p = part.parameter()
+    sync, device = part.synchronizer(), part.keep.device
     if sync is not None and sync.begun:
         raise RuntimeError("castor: a gradient is looked at while a backward pass runs, and its sum is another rank's under this plugin: look at it after "
                            "backward(), or use CASTOR_PLUGIN=zero1")
     value = torch.empty_strided(*part.layout, dtype=part.bucket.dtype)
     shown = part.keep.shown
     kept.read(kept.peers_of(shown.group)[part.entry.owner], shown.name, shown.version, [(part.range, value)])
-    with homes.born(homes.GRADIENT, p.device.index):
-        return value.to(p.device)
+    with homes.born(homes.GRADIENT, device.index):
+        return value.to(device)
+
+
+def _put(p, value):
+    """p.grad becomes the value, though the script may have given p other data since, of another device, type or size."""
+    data = p.data
+    if (data.device, data.dtype, data.shape) == (value.device, value.dtype, value.shape):
+        _grad.__set__(p, value)
+        return
+    p.data = value.detach()
+    _grad.__set__(p, value)
+    p.data = data
 
 
 @torch.no_grad()
@@ -139,7 +149,7 @@ def bring(p):
     if made is not None:
         value.add_(made)
     forget(p)
-    _grad.__set__(p, value)
+    _put(p, value)
     touch(part)
     if made is None:
         part.entry.see(value)
