@@ -670,7 +670,8 @@ static castor_status check_home(const homes *h, chunk_kind kind, uint32_t unit, 
     for (uint32_t at = unit; at < end; at++) {
         if (h->owner[at] != unit + 1)
             return wrong(h, at, "two homes share it, or none knows it");
-        if (atomic_load_explicit(&h->tiers[at], memory_order_relaxed) != (r->joined ? TIER_JOINED : r->tier + 1))
+        if (atomic_load_explicit(&h->tiers[at], memory_order_relaxed) !=
+            (r->joined ? TIER_JOINED : r->tier + 1))
             return wrong(h, at, "look-ups show another tier than the home has");
         if (h->moving[at])
             return wrong(h, at, "pages are left from a flip");

@@ -55,7 +55,8 @@ typedef struct homes_statistics {
     uint64_t rescues;      /* calls of homes_evict that freed something */
     uint64_t refused;      /* homes that could not be created */
     uint64_t taken_bytes;  /* of `bytes` on the host: of joined homes whose pages another rank has made */
-    uint64_t beside_bytes; /* of pages that this rank has made, and whose home is not joined: they are not among `bytes` */
+    uint64_t
+        beside_bytes; /* of pages that this rank has made, and whose home is not joined: they are not among `bytes` */
 } homes_statistics;
 
 /* `address`, `reserved_bytes`: addresses without pages that the caller has reserved and keeps, whole units. `budget_bytes`:

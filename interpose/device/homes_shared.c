@@ -38,8 +38,8 @@ static castor_status beside_unmap(homes *h, uint32_t unit, uint32_t stop) {
         n = piece_units(unit + r->units - at);
         if (!h->shared[at])
             continue;
-        castor_status status = v->unmap(v->context, r->beside + (uintptr_t)(at - unit) * h->unit_bytes,
-                                        n * h->unit_bytes);
+        castor_status status =
+            v->unmap(v->context, r->beside + (uintptr_t)(at - unit) * h->unit_bytes, n * h->unit_bytes);
         if (status != CASTOR_OK)
             return status;
         v->release(v->context, h->shared[at]);
@@ -139,10 +139,9 @@ static castor_status share(homes *h, uint32_t unit, bool takes, int *descriptors
     do {                                                                                                     \
         pthread_mutex_lock(&(h)->lock);                                                                      \
         uint32_t unit = home_unit(h, address);                                                               \
-        castor_status status = unit == UINT32_MAX                                                            \
-                                   ? error_set(CASTOR_ERR_ARGUMENT, "no home begins at %p",                 \
-                                               (void *)(address))                                            \
-                                   : (what);                                                                 \
+        castor_status status =                                                                               \
+            unit == UINT32_MAX ? error_set(CASTOR_ERR_ARGUMENT, "no home begins at %p", (void *)(address))   \
+                               : (what);                                                                     \
         pthread_mutex_unlock(&(h)->lock);                                                                    \
         return status;                                                                                       \
     } while (0)

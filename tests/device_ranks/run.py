@@ -87,6 +87,34 @@ class Looks(unittest.TestCase):
         self.compare("ddp", 2, ALL)
 
 
+class KeptOnce(unittest.TestCase):
+    """Parameters on the host, which the node keeps once, are plain PyTorch's whatever the script does to them."""
+
+    maxDiff = None
+    ALL = ("nothing,momentum,not_divisible,written_in_place,read_by_kernels,averaged,saved_and_loaded,saved_by_rank_0,other_data,frozen_for_a_while,"
+           "in_a_stream_of_its_own,under_autocast")
+
+    def compare(self, ranks, habits, budget):
+        plain, _ = job(None, ranks, "kept_once.py", habits)
+        lines, errors = job("gemini", ranks, "kept_once.py", habits, settings=[f"CASTOR_DEVICE_BUDGET={budget}", "CASTOR_DEBUG=1"])
+        self.assertEqual(sorted(lines), sorted(plain), errors)
+        return [{int(size) for size in re.findall(f"rank {rank} has (\\d+) bytes of parameters on the host", errors)} for rank in range(ranks)]
+
+    def test_with_two_ranks(self):
+        first, other = self.compare(2, "nothing,written_in_place,saved_and_loaded", "12M")
+        self.assertLess(max(other), min(first))
+
+    @runner.long
+    def test_with_four_ranks(self):
+        first, *others = self.compare(4, self.ALL, "12M")
+        for other in others:
+            self.assertLess(min(other), min(first))
+
+    @runner.long
+    def test_where_all_is_on_the_host(self):
+        self.compare(2, self.ALL, "1M")
+
+
 class Memory(unittest.TestCase):
     """Bytes of a device per parameter, fp32 with Adam (docs/device-ranks.md)."""
 

@@ -276,7 +276,8 @@ static void pages_end(fake_device *d, pages *p) {
     if (p->is_taken)
         return;
     d->used[p->tier] -= p->bytes;
-    if (!p->is_shared && fallocate(d->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->bytes))
+    if (!p->is_shared &&
+        fallocate(d->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->bytes))
         abort();
 }
 

@@ -78,7 +78,7 @@ static inline void operands_end(const operands *o) {
 #define ASK_DESCRIPTOR(descriptor, layout) beside_homes(descriptor, layout, &beside_) |
 
 /* Before the gate: what it may write leaves. */
-#define LEAVE(entry)                         NAMED(LEAVE_, EACH_FLAT entry)
+#define LEAVE(entry) NAMED(LEAVE_, EACH_FLAT entry)
 #define LEAVE_READ(matrix, extent)
 #define LEAVE_BESIDE(matrix, other, extent)
 #define LEAVE_WRITE(matrix, extent)          joined_leave(matrix, extent);

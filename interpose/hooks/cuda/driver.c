@@ -413,8 +413,8 @@ static castor_status create_shared(void *context, int device, size_t bytes, uint
     if (!maps_host(context, device))
         return CASTOR_ERR_UNSUPPORTED;
     if (d->host.type != CU_MEM_LOCATION_TYPE_HOST_NUMA)
-        return error_set(CASTOR_ERR_UNSUPPORTED,
-                         "device %d maps host memory that no other process can have", device);
+        return error_set(CASTOR_ERR_UNSUPPORTED, "device %d maps host memory that no other process can have",
+                         device);
     CUmemAllocationProp_v1 property = cuda_property(d, d->host);
     property.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUmemGenericAllocationHandle handle = 0;
@@ -423,7 +423,8 @@ static castor_status create_shared(void *context, int device, size_t bytes, uint
     CUresult result = cu.cuMemCreate(&handle, bytes, &property, 0);
     if (result == CUDA_SUCCESS) {
         call = "cuMemExportToShareableHandle";
-        result = cu.cuMemExportToShareableHandle(descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        result =
+            cu.cuMemExportToShareableHandle(descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
         if (result != CUDA_SUCCESS)
             cu.cuMemRelease(handle);
     }
@@ -493,9 +494,8 @@ static castor_status read_only(void *context, int device, uintptr_t address, siz
     CUresult result = cuda_access_set(address, bytes, device, d->host_is_mapped ? &d->host : NULL,
                                       CU_MEM_ACCESS_FLAGS_PROT_READ);
     cuda_scope_end(&s);
-    return result == CUDA_SUCCESS
-               ? CASTOR_OK
-               : cuda_failed(result, "cuMemSetAccess for reading alone", device, bytes);
+    return result == CUDA_SUCCESS ? CASTOR_OK
+                                  : cuda_failed(result, "cuMemSetAccess for reading alone", device, bytes);
 }
 
 static castor_status unmap(void *context, uintptr_t address, size_t bytes) {

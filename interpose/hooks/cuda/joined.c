@@ -15,7 +15,8 @@ static void leave(homes *h, uintptr_t address) {
         gate_open();
     }
     if (status != CASTOR_OK)
-        LOG_E("a parameter whose memory the ranks of this node share is written to, and gets none of its own: %s",
+        LOG_E("a parameter whose memory the ranks of this node share is written to, and gets none of its "
+              "own: %s",
               error_text());
 }
 

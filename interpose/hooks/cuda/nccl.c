@@ -91,8 +91,8 @@ static uint64_t ranks_hash(const int *ranks, int count) {
 }
 
 #define NCCL_CALL(function, parameters, arguments, facts, doc)                                               \
-    OBSERVED(OBSERVE_NCCL, OBSERVE_NCCL, ncclResult_t, ncclSystemError, function, #function, false, EFFECT_WRITES_NOTHING,          \
-             parameters, arguments, facts, 0)
+    OBSERVED(OBSERVE_NCCL, OBSERVE_NCCL, ncclResult_t, ncclSystemError, function, #function, false,          \
+             EFFECT_WRITES_NOTHING, parameters, arguments, facts, 0)
 
 /* The outermost call of NCCL that a thread makes: `done` follows it, and sees its status_ and begin_ns_. */
 #define NCCL_OUTERMOST(function, parameters, arguments, done)                                                \

@@ -90,8 +90,8 @@ static inline uint64_t observe_set_device(int device) {
  *   writes           as effect.h says: constant
  *   missing          the result where no real function exists
  *   default_stream   the meaning of stream 0 */
-#define OBSERVED(level, hides, result, missing, id, symbol, only_waits, writes, parameters, arguments, facts_, \
-                 default_stream)                                                                             \
+#define OBSERVED(level, hides, result, missing, id, symbol, only_waits, writes, parameters, arguments,       \
+                 facts_, default_stream)                                                                     \
     result wrap_##id parameters;                                                                             \
     HOOK_EXPORT extern __typeof__(wrap_##id) export_##id __asm__(symbol)                                     \
         __attribute__((alias("wrap_" #id)));                                                                 \

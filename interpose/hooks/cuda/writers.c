@@ -482,7 +482,7 @@ static void received(const void *address, uint32_t blocks, size_t count, ncclDat
         note_received(&r);
 }
 
-#define FLAT(...)                         __VA_ARGS__
+#define FLAT(...)                               __VA_ARGS__
 #define RECEIVED(then, ...)                     RECEIVED_OF(then, __VA_ARGS__)
 #define RECEIVED_OF(then, address, blocks, ...) then(address, blocks, __VA_ARGS__)
 #define NCCL_COMMUNICATOR(...)

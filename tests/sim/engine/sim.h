@@ -139,7 +139,8 @@ struct sim_block {
     enum sim_kind kind;
     int device;
     unsigned flags;
-    unsigned access, writable; /* bit d: device d may read, and write; the highest: the processors. SIM_MAPPED only */
+    unsigned access,
+        writable; /* bit d: device d may read, and write; the highest: the processors. SIM_MAPPED only */
     uint64_t id;
     CUcontext ctx;
     struct sim_allocation *physical;
