@@ -10,14 +10,18 @@ LEFT_OUT = {
     "chance.py:dropout_in_scripted_code": "TorchScript's compiler makes kernels of its own, which nobody computes",
     "loops.py:sparse_gradients": "nobody computes sparse tensors of the simulation",
     "sync_ddp.py:sparse_gradients": "NCCL sums no sparse tensors",
+    "construct_ddp.py:forked_while_it_is_made": "a process that uses a device cannot be forked",
+    "storages_ddp.py:model_of_rank_0": "plain ranks wait for each other over NCCL for ever",
     "storages.py:swapped_on_conversion": "PyTorch refuses to swap a parameter that something refers to (docs/device-ranks.md)",
     "taken.py:penalty_of_slopes": "the stride of a gradient in a dimension of one element is the bucket's",
     "sync_ddp.py:sharded_by_pytorch": "fully_shard finds tensors of the host",
+    "copies_ddp.py:sizes_of_what_is_saved": "files of gradients have other sizes: these lie in buckets (docs/device-ranks.md)",
     "checkpoint_ddp.py:saved_between_backward_and_step": "files of gradients have other sizes: these lie in buckets (docs/device-ranks.md)",
 }
-SERVED = {"storages.py:other_type_under_the_optimizer"}  # refused on CPUs alone
+# By script and case: the refusal on devices; "": what CPUs refuse is served there.
+REFUSED = {"storages.py:other_type_under_the_optimizer": "", "storages_ddp.py:states_loaded_on_rank_0": "load them on every rank"}
 SCRIPTS = ("loops_ddp.py", "clip_ddp.py", "gradients_ddp.py", "optimizers_ddp.py", "sync_ddp.py", "checkpoint_ddp.py", "frozen_ddp.py", "gan_ddp.py",
-           "weights_ddp.py", "stepping_ddp.py", "amp_ddp.py", "recompute_ddp.py")
+           "weights_ddp.py", "stepping_ddp.py", "amp_ddp.py", "recompute_ddp.py", "accumulate_ddp.py", "construct_ddp.py", "copies_ddp.py", "storages_ddp.py")
 # Of one process, under --nproc.
 SINGLE = ("accelerator.py", "accumulate.py", "audited.py", "batch_norm.py", "batches.py", "chance.py", "construct.py", "drawn.py", "files.py", "gpt.py", "in_batch_losses.py",
           "kept.py", "lazies.py", "loops.py", "samplers.py", "shapes.py", "storages.py", "survivors.py", "taken.py", "tokens.py", "unseeded.py", "without_optimizer.py", "writes.py")
@@ -36,7 +40,8 @@ SHORT = {
 
 
 def on_devices(row):
-    return replace(row, expect=replace(row.expect, refused="")) if f"{row.script}:{row.case}" in SERVED else row
+    refused = REFUSED.get(f"{row.script}:{row.case}")
+    return row if refused is None else replace(row, expect=replace(row.expect, refused=refused))
 
 
 def has(row):

@@ -491,8 +491,12 @@ static castor_status read_only(void *context, int device, uintptr_t address, siz
     const cuda_device *d = cuda_device_enter(device, &s);
     if (!d)
         return CASTOR_ERR_SYSTEM;
-    CUresult result = cuda_access_set(address, bytes, device, d->host_is_mapped ? &d->host : NULL,
-                                      CU_MEM_ACCESS_FLAGS_PROT_READ);
+    const CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+    CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+    if (d->host_is_mapped)
+        result = cuda_access_set(address, bytes, device, &d->host, flags);
+    if (result != CUDA_SUCCESS) /* no processor writes there */
+        result = cuda_access_set(address, bytes, device, NULL, flags);
     cuda_scope_end(&s);
     return result == CUDA_SUCCESS ? CASTOR_OK
                                   : cuda_failed(result, "cuMemSetAccess for reading alone", device, bytes);

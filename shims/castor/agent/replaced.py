@@ -115,6 +115,7 @@ ROWS = (
     Row("torch.Tensor.data_ptr", "...", _ADDRESS),
     Row("torch.UntypedStorage.data_ptr", "...", _ADDRESS),
     Row("torch.UntypedStorage._share_cuda_", "...", _ADDRESS),
+    Row("torch.Tensor.data", "...", "what a script writes there is not counted by _version, and one rank may write alone; nothing tells that it has got it"),
     Row("torch.nn.Parameter.grad", "...", "another rank may have the sum, which is read when the script looks at it; nothing tells that it does"),
     *(Row(f"torch.optim.{name}._init_group", "self, group, ...", "the states of a step that torch.compile traces are made there; it has no hooks", may_lack=True)
       for name in SEPARABLE),

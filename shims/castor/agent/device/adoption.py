@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import functools
 import threading
+import weakref
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -203,6 +204,24 @@ def _born_on_current(kind):
     return wrap
 
 
+_loads = weakref.WeakKeyDictionary()  # optimizer: how often it has loaded states
+
+
+def loads_of(optimizer):
+    return _loads.get(optimizer, 0)
+
+
+def _counted(load_state_dict):
+    in_homes = _born_on_current(homes.STATE)(load_state_dict)
+
+    @functools.wraps(load_state_dict)
+    def run(self, *args, **kwargs):
+        _loads[self] = loads_of(self) + 1
+        return in_homes(self, *args, **kwargs)
+
+    return run
+
+
 def _copied_in_homes(deepcopy):
     @functools.wraps(deepcopy)
     def __deepcopy__(self, memo):
@@ -267,7 +286,7 @@ def install():
     patching.replace("torch.cuda.empty_cache", _gives_homes_back)
     patching.replace("torch.nn.Module._apply", _apply_in_homes)
     patching.replace("torch.load", _born_on_current(homes.PARAMETER))
-    patching.replace("torch.optim.Optimizer.load_state_dict", _born_on_current(homes.STATE))
+    patching.replace("torch.optim.Optimizer.load_state_dict", _counted)
     patching.replace("torch.nn.Parameter.__deepcopy__", _copied_in_homes)
     patching.replace("torch.Tensor.__deepcopy__", _copied_in_homes)
     patching.replace("torch.cuda.CUDAGraph.capture_begin", _keeps_addresses)

@@ -16,7 +16,7 @@ from ..common import store, tensors
 from ..device import adoption, homes
 from ..precision import masters
 from ..process import events
-from . import entries, kept, shared, sums
+from . import alike, entries, kept, shared, sums
 
 IN_FLIGHT = 3  # collectives of a backward, where owners alone keep the sums: so many buckets are there at a time
 
@@ -123,6 +123,9 @@ class Synchronizer:
         if core.plugin_shards():
             kept.peers_of(self.group)  # on all ranks together
             kept.settle()
+            alike.install()
+            for p, entry in zip(parameters, found):
+                alike.see(p, entry)
         if core.plugin_shards() > 1:
             self._shard()
         shared.share(self.group, [(p, entry) for p, entry in zip(parameters, found) if entry.group is self.group])

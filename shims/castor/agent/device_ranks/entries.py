@@ -51,16 +51,17 @@ class Entry:
     synced   no gradient has come since the last sum was shown
     part     of the synchronizer that has summed it last
     summing  the synchronizer that sums its gradient in the running backward
+    values   what alike.py knows of its values
     node     what the node keeps of it (shared.Node); None: every rank has it
     stays    that is so for good"""
 
-    __slots__ = "group", "owner", "synced", "part", "summing", "shown", "shown_version", "node", "stays", "__weakref__"
+    __slots__ = "group", "owner", "synced", "part", "summing", "shown", "shown_version", "values", "node", "stays", "__weakref__"
 
     def __init__(self, group, owner):
         self.group, self.owner = group, owner
         self.synced, self.part, self.summing = True, None, None
         self.shown, self.shown_version = None, 0
-        self.node, self.stays = None, False
+        self.values, self.node, self.stays = None, None, False
 
     @property
     def mine(self):

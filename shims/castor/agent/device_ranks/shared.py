@@ -16,6 +16,7 @@ import torch.distributed as dist
 from .. import core
 from ..common import tensors
 from ..device import homes
+from . import alike
 
 AT_ONCE = 256 << 20  # bytes that are on the host once more while they come to be shared
 _ON_DEVICE, _ON_HOST, _SHARED, _STAYS = range(4)  # what ranks tell each other of a parameter
@@ -141,9 +142,9 @@ def _share(group, some):
         equal = [torch.equal(_over(beside, p), p.detach()) for (p, _), beside in zip(here, besides)]
         homes_of = _homes_of([p for p, _ in here])
         said = [float(all(same for same, (start, _) in zip(equal, homes_of) if start == each)) for each in starts]
-        alike = [all(ranks) for ranks in zip(*group.control.gather(said, "whether parameters are alike"))]
-        apart = [start for start, same in zip(starts, alike) if not same]
-        joins = [start for start, same in zip(starts, alike) if same]
+        same_on_all = [all(ranks) for ranks in zip(*group.control.gather(said, "whether parameters are alike"))]
+        apart = [start for start, same in zip(starts, same_on_all) if not same]
+        joins = [start for start, same in zip(starts, same_on_all) if same]
         for (_, entry), (start, _) in zip(here, homes_of):
             entry.stays = start in apart
         if apart:
@@ -154,6 +155,7 @@ def _share(group, some):
             for (p, entry), beside, (start, _) in zip(here, besides, homes_of):
                 if not entry.stays:
                     entry.node = Node(p, beside, kept[start])
+                    alike.see(p, entry)
             return
         core.homes_part((ctypes.c_uint64 * len(joins))(*joins), len(joins))
     group.shares_nothing = True

@@ -6,11 +6,12 @@ import torch
 
 from .. import core
 from ..common import store, tensors
-from ..device import homes, step_parts
-from ..device_ranks import elsewhere, entries, kept, shared, sums
+from ..device import adoption, homes, step_parts
+from ..device_ranks import alike, elsewhere, entries, kept, shared, sums
 from ..nodes import remote
 from . import agreed, states
 
+_LOADS = "the number of times that the optimizer has loaded states (load them on every rank)"
 APART = 64  # entries of _apart
 
 _by_optimizer = weakref.WeakKeyDictionary()
@@ -45,9 +46,15 @@ def steps_locally(optimizer, pairs):
         return True
     if all(entry.synced or not sums.has_grad(p) for _, p, entry in pairs) and not _overlap(tuple(p.data_ptr() for _, p, _ in pairs), pairs):
         return False
-    remote.bring_here(optimizer)
-    _known_of(optimizer, pairs[0][2].group).local = True
+    _go_apart(optimizer, pairs[0][2].group)
     return True
+
+
+def _go_apart(optimizer, group):
+    """Each rank steps everything from here on. On all ranks together."""
+    remote.bring_here(optimizer)
+    group.control.barrier("every rank has all optimizer states")
+    _known_of(optimizer, group).local = True
 
 
 _apart = set()  # addresses of parameters that do not overlap: of each optimizer, as a rule
@@ -77,7 +84,9 @@ def step(optimizer, pairs, run, divisible, running):
     group, device = pairs[0][2].group, pairs[0][1].device
     known = _known_of(optimizer, group)
     shown = known.shown
-    _begin(optimizer, group, pairs, running)
+    if not _begin(optimizer, group, pairs, running):
+        _go_apart(optimizer, group)
+        return step_parts.step(optimizer, run, divisible) if step_parts.wanted(optimizer, divisible) else run()
     kept.hide(shown.name)
     stepped = [each for each in pairs if sums.has_grad(each[1])]
     node = shared.Step(group, device, [(p, entry) for _, p, entry in stepped if entry.node is not None])
@@ -155,20 +164,31 @@ def _put_elsewhere(optimizer, p, owner, number):
 
 
 def _begin(optimizer, group, pairs, running):
-    """What owners step with must be what all ranks would."""
+    """What owners step with must be what all ranks would. Returns whether they can step: all ranks have the same values."""
+    suspects = [alike.may_differ(p, entry) for _, p, entry in pairs]
     changed, all_pairs = any(not entry.is_untouched(sums.grad_of(p)) for _, p, entry in pairs), [(p, entry) for _, p, entry in pairs]
     operations, group.operations = float(group.operations), 0
-    every = group.control.begin_step(agreed.values(optimizer, pairs), [float(changed), operations, float(shared.is_due(group, all_pairs)),
-                                                                       *(running.said if running else ())])
+    every = group.control.begin_step([*agreed.values(optimizer, pairs), (_LOADS, float(adoption.loads_of(optimizer)))], [float(changed), operations, float(any(suspects)),
+                                                                       float(shared.is_due(group, all_pairs)), *(running.said if running else ())])
     if running:
-        running.heard([said for _, _, _, *said in every])
+        running.heard([said for _, _, _, _, *said in every])
     differ = any(operations != every[0][1] for _, operations, *_ in every)
     changed_on = [str(rank) for rank, (changed, operations, *_) in enumerate(every) if changed or differ and operations]
     if changed_on:
         label = f"the checksum of the gradients (the script changed them on rank {', '.join(changed_on)})"
         group.control.begin_step([(label, float(agreed.checksum(p.grad for _, p, _ in pairs)))])
-    if any(due for _, _, due, *_ in every):
+    if any(suspect for _, _, suspect, *_ in every) and not _are_alike(group, pairs, suspects):
+        return False
+    if any(due for _, _, _, due, *_ in every):
         shared.share(group, all_pairs)
+    return True
+
+
+def _are_alike(group, pairs, suspects):
+    by_any = [any(said) for said in zip(*group.control.gather([float(suspect) for suspect in suspects], "which parameters were written"))]
+    some = [p for (_, p, _), suspect in zip(pairs, by_any) if suspect]
+    every = group.control.gather([*alike.digests(some), *(float(p.numel()) for p in some)], "whether parameters are alike")
+    return all(said == every[0] for said in every)
 
 
 def _publish(group, device, stepped, sums_too):
@@ -181,3 +201,4 @@ def _publish(group, device, stepped, sums_too):
     torch.autograd.graph.increment_version([t for t, entry in changed if not entry.mine])
     for _, p, entry in stepped:
         entry.see(p.grad)
+        alike.see(p, entry)
