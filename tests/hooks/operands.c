@@ -259,6 +259,53 @@ static bool other_product(void) {
     return true;
 }
 
+/* ---- a home of which ranks share the pages: read-only ---- */
+
+static bool is_joined(void) {
+    int8_t joined = 0;
+    uint64_t address = (uint64_t)W;
+    homes_joined(&address, 1, &joined);
+    return joined;
+}
+
+/* *able: false: this driver shares no pages. */
+static bool join(bool *able) {
+    int32_t descriptor;
+    uint64_t address = (uint64_t)W;
+    castor_status offered = homes_offer(&address, 1, &descriptor);
+    *able = offered != CASTOR_ERR_UNSUPPORTED;
+    if (!*able)
+        return true;
+    CUDA(offered);
+    close(descriptor);
+    CUDA(homes_join(&address, 1));
+    CHECK(is_joined());
+    return true;
+}
+
+static bool part(void) {
+    uint64_t address = (uint64_t)W;
+    CUDA(homes_part(&address, 1));
+    return true;
+}
+
+/* The home has left before the write, which would fault. */
+static bool a_writer_of_a_joined_home(size_t number) {
+    bool able;
+    if (!join(&able) || !able)
+        return !able;
+    if (!product() || !other_product())
+        return false;
+    CHECK(is_joined());
+    if (!writers[number].write())
+        return false;
+    CHECK(!is_joined());
+    if (!product() || !part())
+        return false;
+    CUDA(cudaMemcpy(W, host, BYTES, cudaMemcpyHostToDevice));
+    return true;
+}
+
 static bool a_writer(size_t number) {
     for (int round = 0; round < 2; round++) {
         if (!product() || !product_by_slot(false) || !other_product())
@@ -273,13 +320,13 @@ static bool a_writer(size_t number) {
             return false;
         CUDA(cudaMemcpy(W, host, BYTES, cudaMemcpyHostToDevice));
     }
-    return true;
+    return a_writer_of_a_joined_home(number);
 }
 
 /* ---- readers ---- */
 
 /* What leaves slots as they are. */
-static bool nothing_is_written(void) {
+static bool nothing_is_written_now(void) {
     static float got[N * N];
     if (!product() || !other_product())
         return false;
@@ -293,6 +340,18 @@ static bool nothing_is_written(void) {
     bool unknown = getenv("UNKNOWN_LAYOUTS") != NULL;
     CHECK(counted().stale == before.stale + 2 * unknown);
     return product_by_slot(unknown);
+}
+
+static bool nothing_is_written(void) {
+    bool able;
+    if (!nothing_is_written_now() || !join(&able))
+        return false;
+    if (!able)
+        return true;
+    if (!nothing_is_written_now())
+        return false;
+    CHECK(is_joined() == !getenv("UNKNOWN_LAYOUTS"));
+    return part();
 }
 
 #define READS(call)                                                                                          \

@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <nccl.h>
+#include <unistd.h>
 #include "castor.h"
 #include "cubin.h"
 
@@ -36,6 +37,10 @@ static char add_on_host;
 static CUfunction add_function;
 
 static __typeof__(castor_homes_get) *homes_get;
+__attribute__((unused)) static __typeof__(castor_homes_offer) *homes_offer;
+__attribute__((unused)) static __typeof__(castor_homes_join) *homes_join;
+__attribute__((unused)) static __typeof__(castor_homes_part) *homes_part;
+__attribute__((unused)) static __typeof__(castor_homes_joined) *homes_joined;
 
 static castor_homes counted(void) {
     castor_homes now;
@@ -74,7 +79,11 @@ static bool prepare(void) {
     void *(*home)(int64_t, int, void *) = dlsym(RTLD_DEFAULT, "castor_home_of_parameter");
     castor_status (*add)(int, const void *, uint64_t) = dlsym(RTLD_DEFAULT, "castor_storage_add");
     homes_get = dlsym(RTLD_DEFAULT, "castor_homes_get");
-    CHECK(start && home && add && homes_get);
+    homes_offer = dlsym(RTLD_DEFAULT, "castor_homes_offer");
+    homes_join = dlsym(RTLD_DEFAULT, "castor_homes_join");
+    homes_part = dlsym(RTLD_DEFAULT, "castor_homes_part");
+    homes_joined = dlsym(RTLD_DEFAULT, "castor_homes_joined");
+    CHECK(start && home && add && homes_get && homes_offer && homes_join && homes_part && homes_joined);
     CUDA(cudaSetDevice(0));
     CUDA(cudaFree(NULL));
     CUDA(start(0));

@@ -43,6 +43,14 @@ REFUSALS = """
 | --- | --: | --- |
 """
 
+ON_DEVICES = """
+## On devices
+
+Made by `tests/semantics/run.py --devices --markdown docs/semantics.md`: the scripts with each rank on a simulated device of its own, over NCCL, beside plain PyTorch
+there. So many rows, with 2 ranks; what a script has more cannot run on such devices in plain PyTorch, or is named in `tests/semantics/rows_devices.py`.
+
+"""
+
 ROWS = """# Rows of the semantics suite
 
 *bitwise* means that every byte is equal. Otherwise the cell gives the largest difference of a tensor's element, relative to the tensor's
@@ -187,13 +195,36 @@ def sources(results):
     return f"\nRuns, by the commit of Castor's code and its date (`+`: with changes that were committed later): {'; '.join(lines)}.\n"
 
 
+def on_devices(results):
+    """A line for each script, and for what shows the same there."""
+    lines = ["| script | " + " | ".join(OUTCOMES) + " | under |", "| --- |" + " --: |" * len(OUTCOMES) + " --- |"]
+    for script in dict.fromkeys(r["script"] for r in results):
+        shown = {}
+        for under in dict.fromkeys(r["under"] for r in results):
+            own = [r for r in results if (r["script"], r["under"]) == (script, under)]
+            if own:
+                shown.setdefault(tuple(sum(r["outcome"] == outcome for r in own) for outcome in OUTCOMES), []).append(under)
+        lines += [f"| {script} | {' | '.join(str(count or '') for count in counts)} | {', '.join(names)} |" for counts, names in shown.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write_on_devices(path, results):
+    """Writes that section alone, which is the page's last."""
+    with open(path) as file:
+        page = file.read().partition(ON_DEVICES[:16])[0]
+    with open(path, "w") as file:
+        file.write(page + ON_DEVICES + on_devices(results))
+
+
 def write_page(path, results):
     runs = {}
     for r in sorted(results, key=lambda r: not r["passed"]):  # a run that has failed once has failed
         runs[r["script"], r["case"], r["plugin"], r["ranks"]] = r
     results = list(runs.values())
+    with open(path) as file:
+        _, heading, rest = file.read().partition(ON_DEVICES[:16])
     with open(path, "w") as file:
-        file.write(PAGE + by_plugin(results) + sources(results) + BY_SCRIPT + by_script(results) + REFUSALS + refusals(results))
+        file.write(PAGE + by_plugin(results) + sources(results) + BY_SCRIPT + by_script(results) + REFUSALS + refusals(results) + heading + rest)
 
 
 def write_rows(path, results, root):

@@ -19,7 +19,12 @@ LEFT_OUT = {
     "checkpoint_ddp.py:saved_between_backward_and_step": "files of gradients have other sizes: these lie in buckets (docs/device-ranks.md)",
 }
 # By script and case: the refusal on devices; "": what CPUs refuse is served there.
-REFUSED = {"storages.py:other_type_under_the_optimizer": "", "storages_ddp.py:states_loaded_on_rank_0": "load them on every rank"}
+REFUSED = {
+    "storages.py:other_type_under_the_optimizer": "",
+    "storages_ddp.py:states_loaded_on_rank_0": "load them on every rank",
+    "accumulate_ddp.py:dropped_by_hand": "between the micro-steps of CASTOR_ACCUMULATE",
+    "accumulate_ddp.py:zeroed_by_hand": "between the micro-steps of CASTOR_ACCUMULATE",
+}
 SCRIPTS = ("loops_ddp.py", "clip_ddp.py", "gradients_ddp.py", "optimizers_ddp.py", "sync_ddp.py", "checkpoint_ddp.py", "frozen_ddp.py", "gan_ddp.py",
            "weights_ddp.py", "stepping_ddp.py", "amp_ddp.py", "recompute_ddp.py", "accumulate_ddp.py", "construct_ddp.py", "copies_ddp.py", "storages_ddp.py")
 # Of one process, under --nproc.

@@ -211,6 +211,7 @@ class Suite:
                 "case": row.title,
                 "ranks": ranks,
                 "plugin": plugin,
+                "under": " ".join([plugin, *self.args.set]),
                 "tested": self.fingerprint(row),
                 "commit": commit_of_tested(),
                 "passed": passed,
@@ -423,8 +424,8 @@ def arguments():
         args.build = os.path.join(args.build, "devices")
     if args.set and args.full:
         parser.error("a --full run has the options of its rows")
-    if args.markdown and not args.full:
-        parser.error("--markdown needs --full")
+    if args.markdown and not (args.full or args.devices):
+        parser.error("--markdown needs --full or --devices")
     args.selected = bool(args.script or args.case or args.ranks or args.plugin or args.hosts > 1)
     args.full = args.full or not args.selected and runner.LENGTH == "all"
     args.short, args.left = not (args.full or args.selected or args.devices), 0
@@ -471,7 +472,7 @@ def main():
     if args.full:
         report.write_rows(os.path.join(suite.work, "rows.md"), suite.results, ROOT)
     if args.markdown:
-        report.write_page(args.markdown, suite.results)
+        (report.write_on_devices if args.devices else report.write_page)(args.markdown, suite.results)
     failed = sum(not result["passed"] for result in suite.results)
     if left:
         print(f"{left} rows are left for another run with --continue", flush=True)

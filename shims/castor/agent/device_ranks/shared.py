@@ -128,39 +128,43 @@ def _agree(group, this, what):
     return all(said for said, in group.control.gather([float(this)], what))
 
 
-@torch.no_grad()
 def _share(group, some):
-    device, parameters = some[0][0].device, [p for p, _ in some]
     starts = _move(group, some)
     if not starts:
         return
-    addresses = (ctypes.c_uint64 * len(starts))(*starts)
-    why = _pass(group, addresses)
+    why = _pass(group, _numbers(starts))
     if why is None:
-        here = [(p, entry) for p, entry in some if not entry.stays]
-        besides = _besides([p for p, _ in here])
-        equal = [torch.equal(_over(beside, p), p.detach()) for (p, _), beside in zip(here, besides)]
-        homes_of = _homes_of([p for p, _ in here])
-        said = [float(all(same for same, (start, _) in zip(equal, homes_of) if start == each)) for each in starts]
-        same_on_all = [all(ranks) for ranks in zip(*group.control.gather(said, "whether parameters are alike"))]
-        apart = [start for start, same in zip(starts, same_on_all) if not same]
-        joins = [start for start, same in zip(starts, same_on_all) if same]
-        for (_, entry), (start, _) in zip(here, homes_of):
-            entry.stays = start in apart
-        if apart:
-            core.homes_part((ctypes.c_uint64 * len(apart))(*apart), len(apart))
-        why = _tried(core.homes_join, (ctypes.c_uint64 * len(joins))(*joins), len(joins))
-        if _agree(group, why is None, "whether memory is shared"):
-            kept = {start: Home(start) for start in joins}
-            for (p, entry), beside, (start, _) in zip(here, besides, homes_of):
-                if not entry.stays:
-                    entry.node = Node(p, beside, kept[start])
-                    alike.see(p, entry)
-            return
-        core.homes_part((ctypes.c_uint64 * len(joins))(*joins), len(joins))
-    group.shares_nothing = True
+        why = _join(group, [(p, entry) for p, entry in some if not entry.stays], starts)
+    if why is not None:
+        group.shares_nothing = True
     if why:
         core.log(2, f"each rank keeps all parameters on the host: {why.removeprefix('castor: ')}".encode())
+
+
+def _numbers(values):
+    return (ctypes.c_uint64 * len(values))(*values)
+
+
+@torch.no_grad()
+def _join(group, some, starts):
+    """Homes whose parameters have the values of rank 0 on all ranks are joined. Returns why not, "" if another rank says it."""
+    besides, homes_of = _besides([p for p, _ in some]), [start for start, _ in _homes_of([p for p, _ in some])]
+    other = {start for (p, _), beside, start in zip(some, besides, homes_of) if not torch.equal(_over(beside, p), p.detach())}
+    every = group.control.gather([float(start in other) for start in starts], "whether parameters are alike")
+    apart = [start for start, ranks in zip(starts, zip(*every)) if any(ranks)]
+    joins = [start for start in starts if start not in apart]
+    core.homes_part(_numbers(apart), len(apart))
+    why = _tried(core.homes_join, _numbers(joins), len(joins))
+    if not _agree(group, why is None, "whether memory is shared"):
+        core.homes_part(_numbers(joins), len(joins))
+        return why or ""
+    kept = {start: Home(start) for start in joins}
+    for (p, entry), beside, start in zip(some, besides, homes_of):
+        entry.stays = start in apart
+        if not entry.stays:
+            entry.node = Node(p, beside, kept[start])
+            alike.see(p, entry)
+    return None
 
 
 def _move(group, some):
@@ -235,7 +239,7 @@ def _pass(group, starts):
 
 
 def _addresses(some):
-    return (ctypes.c_uint64 * len(some))(*[p.data_ptr() for p in some])
+    return _numbers([p.data_ptr() for p in some])
 
 
 def _homes_of(some):
@@ -299,15 +303,26 @@ class Step:
         for p, entry in self.some:
             if not entry.mine and not joined[id(p)]:
                 p.data.copy_(entry.node.view)
-        self._join_again([(p, entry) for p, entry in self.some if not joined[id(p)]])
+        apart = [(p, entry) for p, entry in self.some if not joined[id(p)]]
+        tiers = homes.tiers([p for p, _ in apart])
+        self._count([(p, entry) for (p, entry), tier in zip(apart, tiers) if tier == core.HOME_DEVICE])
+        self._join_again(apart, tiers)
         there = [p for p, _ in self.some if joined[id(p)]]
         core.homes_written(self.device.index, torch.cuda.current_stream(self.device).cuda_stream, _addresses(there),
-                           (ctypes.c_uint64 * len(there))(*[p.nbytes for p in there]), len(there))
+                           _numbers([p.nbytes for p in there]), len(there))
 
-    def _join_again(self, apart):
+    def _count(self, on_device):
+        """What has passed the link."""
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        for mine, tier in (True, core.HOME_HOST), (False, core.HOME_DEVICE):
+            size = sum(p.nbytes for p, entry in on_device if entry.mine is mine)
+            if size:
+                core.event_device_copied(self.device.index, tier, size, stream)
+
+    def _join_again(self, apart, tiers):
         """Homes of which everything was just stepped hold what the shared pages do."""
         stepped = collections.Counter(entry.node.home for p, entry in apart if p.data_ptr() == entry.node.address)
-        tiers = {entry.node.home: tier for (_, entry), tier in zip(apart, homes.tiers([p for p, _ in apart]))}
+        tiers = {entry.node.home: tier for (_, entry), tier in zip(apart, tiers)}
         found = [home.start for home, count in stepped.items() if count == home.count and tiers[home] == core.HOME_HOST and not home.waits()]
-        if found and (why := _tried(core.homes_join, (ctypes.c_uint64 * len(found))(*found), len(found))):
+        if found and (why := _tried(core.homes_join, _numbers(found), len(found))):
             core.log(3, f"this rank keeps parameters on the host for itself: {why.removeprefix('castor: ')}".encode())

@@ -1,0 +1,116 @@
+"""Jobs of ranks on simulated devices with random plugins, budgets, habits, delays and failing calls in one rank: each prints what plain PyTorch does, or ends
+with an error; none hangs.
+
+    soak.py [--for SECONDS] [--seed N] [--castor build/bin/castor]
+
+A line for each job; the last line is `N jobs, N ended with an error, N failed`."""
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(1, os.path.dirname(FOLDER))
+import runner  # noqa: E402
+
+LIMIT_S = 240
+PLUGINS = "ddp", "zero1", "zero2", "gemini", "gemini", "fsdp"
+BUDGETS = None, "1M", "3M", "12M"
+HABITS = ("nothing", "momentum", "not_divisible", "written_in_place", "read_by_kernels", "averaged", "saved_and_loaded", "saved_by_rank_0", "other_data",
+          "frozen_for_a_while", "in_a_stream_of_its_own", "under_autocast")
+# Function and code of its failure. Some are the script's own calls, and then PyTorch's error.
+FAILS = (("cudaMalloc", 2), ("cuMemCreate", 2), ("cuMemCreate", 801), ("cuMemMap", 1), ("cuMemUnmap", 999), ("cuMemSetAccess", 801), ("cuMemAddressReserve", 2),
+         ("cuMemExportToShareableHandle", 801), ("cuMemImportFromShareableHandle", 801), ("cuMemcpyAsync", 719), ("cuEventRecord", 999), ("cuEventCreate", 2),
+         ("cuStreamCreate", 2), ("cuStreamWaitEvent", 999), ("cuCtxSynchronize", 719), ("cudaMemcpyAsync", 719), ("ncclAllReduce", 1), ("ncclReduce", 3),
+         ("ncclBroadcast", 1), ("ncclBcast", 1))
+DELAYS = "nccl:3000", "copy:500", "launch:30", "blas:300", "host:200,event:50"
+
+
+def run(command, folder, seconds):
+    """(status, None: it took too long; standard output, standard error)"""
+    env = dict(runner.environment(), CUBLAS_WORKSPACE_CONFIG=":16:8", TORCH_NCCL_BLOCKING_WAIT="0")
+    with subprocess.Popen(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True) as job:
+        try:
+            out, err = job.communicate(timeout=seconds)
+            return job.returncode, out, err
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGTERM)
+            time.sleep(5)
+            os.killpg(job.pid, signal.SIGKILL)
+            out, err = job.communicate()
+            return None, out, err
+
+
+class Soak:
+    def __init__(self, castor, seed):
+        self.castor, self.random, self.plain = castor, random.Random(seed), {}
+        self.jobs = self.errors = self.failed = 0
+
+    def ranks(self, count, *words):
+        return [*runner.on_devices(4)[:-1], "--", *runner.ranks(count), *words]
+
+    def expected(self, ranks, habits):
+        if (ranks, habits) not in self.plain:
+            with tempfile.TemporaryDirectory(prefix="castor-soak-") as folder:
+                status, out, err = run(self.ranks(ranks, os.path.join(FOLDER, "kept_once.py"), habits), folder, LIMIT_S)
+            if status:
+                sys.exit(f"plain PyTorch ends with status {status}:\n{err[-2000:]}")
+            self.plain[ranks, habits] = sorted(out.splitlines())
+        return self.plain[ranks, habits]
+
+    def one(self):
+        pick = self.random
+        plugin, budget, ranks = pick.choice(PLUGINS), pick.choice(BUDGETS), pick.choice((2, 2, 3, 4))
+        habits = ",".join(pick.sample(HABITS, 2))
+        name, code = pick.choice(FAILS)
+        fail = f"{name}:{pick.choice((pick.randint(1, 5), pick.randint(1, 60), pick.randint(1, 400)))}:{code}" if pick.random() < 0.6 else ""
+        delay, rank = pick.choice(DELAYS) if pick.random() < 0.4 else "", pick.randrange(ranks)
+        expected = self.expected(ranks, habits)
+        with tempfile.TemporaryDirectory(prefix="castor-soak-") as folder:
+            sets = ["--set", f"CASTOR_DEVICE_BUDGET={budget}"] if budget else []
+            words = [os.path.join(FOLDER, "faulty.py"), str(rank), fail, delay, os.path.join(FOLDER, "kept_once.py"), habits]
+            begin = time.monotonic()
+            status, out, err = run([self.castor, "run", "--plugin", plugin, "--log-dir", "log", *sets, "--set", "CASTOR_DEBUG=1", "--",
+                                    *self.ranks(ranks, *words)], folder, LIMIT_S)
+        self.jobs += 1
+        wrong = self.wrong(status, sorted(out.splitlines()), err, expected, fail)
+        self.errors += status not in (0, None)
+        self.failed += wrong is not None
+        what = f"{plugin} on {ranks}, budget {budget}, {habits}; rank {rank}: fails {fail or 'nothing'}, delays {delay or 'nothing'}"
+        print(f"{'FAILED' if wrong else 'ok' if status == 0 else 'error'} {time.monotonic() - begin:.0f} s: {what}{': ' + wrong if wrong else ''}", flush=True)
+        if wrong:
+            print("\n".join("    " + line for line in err.splitlines()[-25:]), flush=True)
+
+    @staticmethod
+    def wrong(status, lines, err, expected, fail):
+        """None: it is as it must be."""
+        if status is None:
+            return "it hangs"
+        if status == 0:
+            return None if lines == expected else "other numbers than plain PyTorch's"
+        if not fail:
+            return f"status {status}, and nothing fails"
+        return None if re.search(r"castor: |Error", err) else f"status {status}, and nobody says why"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--for", dest="seconds", type=float, default=1200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--castor", default=os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "build", "bin", "castor"))
+    args = parser.parse_args()
+    soak, end = Soak(args.castor, args.seed), time.monotonic() + args.seconds
+    while time.monotonic() < end:
+        soak.one()
+    print(f"{soak.jobs} jobs, {soak.errors} ended with an error, {soak.failed} failed")
+    return soak.failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
