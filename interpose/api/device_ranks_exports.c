@@ -171,9 +171,12 @@ castor_status castor_homes_take(const uint64_t *starts, uint32_t count, const in
 }
 
 castor_status castor_homes_join(const uint64_t *starts, uint32_t count) {
+    const device_driver *driver = devices_driver();
     castor_status status = gate_close(GATE_NS);
     if (status)
         return status;
+    if (count && driver->captures_run(driver->context))
+        status = error_set(CASTOR_ERR_UNSUPPORTED, "a graph is being captured");
     for (uint32_t i = 0; i < count && !status; i++) {
         homes *h = homes_at(starts[i]);
         status = h ? home_join(h, starts[i]) : no_home(starts[i]);

@@ -25,7 +25,7 @@ void joined_leave_homes(uintptr_t address, size_t bytes) {
     home found;
     while (address < end && joined_matter()) {
         homes *h = devices_homes(devices_find(address));
-        if (!h || !home_find(h, address, &found))
+        if (!h || (!bytes && !home_is_joined(h, address)) || !home_find(h, address, &found))
             return;
         if (home_is_joined(h, found.address))
             leave(h, found.address);

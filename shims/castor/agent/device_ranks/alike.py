@@ -2,6 +2,8 @@
 
 A script may give one rank other values, which go on there by themselves under DistributedDataParallel. What may have changed since
 the last step is found by what PyTorch counts and what the script has got hold of; of that the ranks compare digests when they begin the next one."""
+import contextlib
+
 import torch
 
 from .. import patching
@@ -20,7 +22,8 @@ def _taking(_):
 
     def get(self):
         if self.is_cuda:
-            _take(self.untyped_storage().data_ptr())
+            with contextlib.suppress(RuntimeError, ValueError):  # of what has no memory: lazy modules, tensors of the compiler
+                _take(self.untyped_storage().data_ptr())
         return stock.__get__(self)
 
     return property(get, stock.__set__, stock.__delete__)
