@@ -210,10 +210,17 @@ def on_devices(results):
 
 def write_on_devices(path, results):
     """Writes that section alone, which is the page's last."""
-    with open(path) as file:
-        page = file.read().partition(ON_DEVICES[:16])[0]
+    page = _read(path).partition(ON_DEVICES[:16])[0]
     with open(path, "w") as file:
-        file.write(page + ON_DEVICES + on_devices(results))
+        file.write(page + ON_DEVICES + on_devices(results) + sources(results))
+
+
+def _read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
 
 def write_page(path, results):
@@ -221,8 +228,7 @@ def write_page(path, results):
     for r in sorted(results, key=lambda r: not r["passed"]):  # a run that has failed once has failed
         runs[r["script"], r["case"], r["plugin"], r["ranks"]] = r
     results = list(runs.values())
-    with open(path) as file:
-        _, heading, rest = file.read().partition(ON_DEVICES[:16])
+    _, heading, rest = _read(path).partition(ON_DEVICES[:16])
     with open(path, "w") as file:
         file.write(PAGE + by_plugin(results) + sources(results) + BY_SCRIPT + by_script(results) + REFUSALS + refusals(results) + heading + rest)
 
