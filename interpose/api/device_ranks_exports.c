@@ -88,8 +88,6 @@ castor_status castor_kept_read(const char *address, int port, const char *token,
 
 /* ---- pages that ranks share ---- */
 
-#define GATE_NS UINT64_C(60000000000)
-
 _Static_assert((int)CASTOR_DESCRIPTORS == RENDEZVOUS_DESCRIPTORS, "one value, two names");
 _Static_assert(sizeof(int) == sizeof(int32_t), "descriptors pass as they are");
 
@@ -122,7 +120,7 @@ uint32_t castor_homes_pieces(const uint64_t *starts, uint32_t count) {
 }
 
 castor_status castor_homes_part(const uint64_t *starts, uint32_t count) {
-    castor_status status = gate_close(GATE_NS);
+    castor_status status = gate_close(GATE_PATIENCE_NS);
     if (status)
         return status;
     for (uint32_t i = 0; i < count && !status; i++) {
@@ -172,7 +170,7 @@ castor_status castor_homes_take(const uint64_t *starts, uint32_t count, const in
 
 castor_status castor_homes_join(const uint64_t *starts, uint32_t count) {
     const device_driver *driver = devices_driver();
-    castor_status status = gate_close(GATE_NS);
+    castor_status status = gate_close(GATE_PATIENCE_NS);
     if (status)
         return status;
     if (count && driver->captures_run(driver->context))

@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include "base/status.h"
 
+#define GATE_PATIENCE_NS UINT64_C(60000000000) /* for a flip that somebody needs */
+
 /* From now on the gate may be closed. Once per process, before another thread could be inside; CASTOR_ERR_SYSTEM: the kernel lacks
  * membarrier. */
 castor_status gate_arm(void);

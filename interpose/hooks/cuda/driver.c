@@ -457,16 +457,6 @@ static void release(void *context, uint64_t pages) {
         LOG_W("cuMemRelease: %s (error %d)", cuda_text(result), (int)result);
 }
 
-/* Of what is mapped there, or comes to be. */
-static CUresult pages_access_set(const cuda_device *d, int device, uintptr_t address, size_t bytes,
-                                 uint64_t pages, CUmemAccess_flags flags) {
-    CUmemAllocationProp_v1 property = {0};
-    bool host = d->host_is_mapped &&
-                cu.cuMemGetAllocationPropertiesFromHandle(&property, pages) == CUDA_SUCCESS &&
-                property.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
-    return cuda_access_set(address, bytes, device, host ? &d->host : NULL, flags);
-}
-
 static castor_status map(void *context, int device, uintptr_t address, size_t bytes, uint64_t pages) {
     (void)context;
     scope s;
@@ -477,7 +467,11 @@ static castor_status map(void *context, int device, uintptr_t address, size_t by
     CUresult result = cu.cuMemMap(address, bytes, 0, pages, 0);
     if (result == CUDA_SUCCESS) {
         call = "cuMemSetAccess";
-        result = pages_access_set(d, device, address, bytes, pages, READ_WRITE);
+        CUmemAllocationProp_v1 property = {0};
+        bool host = d->host_is_mapped &&
+                    cu.cuMemGetAllocationPropertiesFromHandle(&property, pages) == CUDA_SUCCESS &&
+                    property.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+        result = cuda_access_set(address, bytes, device, host ? &d->host : NULL, READ_WRITE);
         if (result != CUDA_SUCCESS)
             cu.cuMemUnmap(address, bytes);
     }

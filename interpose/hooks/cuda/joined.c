@@ -5,11 +5,9 @@
 #include "events/gate.h"
 #include "observe.h"
 
-#define GATE_NS UINT64_C(60000000000)
-
 /* The call that follows faults if this fails: then the line says why. */
 static void leave(homes *h, uintptr_t address) {
-    castor_status status = gate_close(GATE_NS);
+    castor_status status = gate_close(GATE_PATIENCE_NS);
     if (status == CASTOR_OK) {
         status = home_leave(h, address);
         gate_open();

@@ -10,7 +10,6 @@
 #include "overflow.h"
 #include "shims/cuda/types.h"
 
-#define GATE_NS UINT64_C(60000000000)
 #define SLACK_BYTES                                                                                          \
     (UINT64_C(64) << 20) /* freed beyond what is asked for, at most: the next request is near */
 #define SLACK_PART    64 /* and of the device's memory */
@@ -103,7 +102,7 @@ static bool rescue_begin(rescue *r, int device, size_t bytes, bool last) {
             fixed_say(r);
         return false;
     }
-    if (gate_close(GATE_NS) != CASTOR_OK) {
+    if (gate_close(GATE_PATIENCE_NS) != CASTOR_OK) {
         if (first_time(said, device))
             LOG_W("device %d is out of memory, and model data stays on it: %s", device, error_text());
         return false;

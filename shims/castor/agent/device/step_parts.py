@@ -36,6 +36,11 @@ def wanted(optimizer, divisible):
     return any(p.is_cuda and p.grad is not None for p in parameters)
 
 
+def step_or_run(optimizer, run, divisible):
+    """The step here, if it is this file's business, else `run` alone."""
+    return step(optimizer, run, divisible) if wanted(optimizer, divisible) else run()
+
+
 def step(optimizer, run, divisible):
     """Calls `run`, a step without a closure of a class that treats each parameter on its own, once for each part; once for all of a device, if
     it is not divisible."""

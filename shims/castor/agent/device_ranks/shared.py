@@ -67,7 +67,7 @@ def serves(group):
 
 
 def _may(p):
-    """Whether it is worth it, and its storage is this parameter alone. The same on all ranks."""
+    """Whether it is worth it: a matrix, with memory that can be laid out alike."""
     return p.dim() > 1 and p.numel() and tensors.is_dense(p)
 
 

@@ -243,7 +243,7 @@ def _on_devices(func, optimizer, pairs, args, kwargs, divisible, running):
     else:
         if running:
             running.compare_alone()
-        result = step_parts.step(optimizer, run, divisible) if step_parts.wanted(optimizer, divisible) else run()
+        result = step_parts.step_or_run(optimizer, run, divisible)
     return result if closure is None else loss
 
 

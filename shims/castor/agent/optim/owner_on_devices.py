@@ -86,7 +86,7 @@ def step(optimizer, pairs, run, divisible, running):
     shown = known.shown
     if not _begin(optimizer, group, pairs, running):
         _go_apart(optimizer, group)
-        return step_parts.step(optimizer, run, divisible) if step_parts.wanted(optimizer, divisible) else run()
+        return step_parts.step_or_run(optimizer, run, divisible)
     kept.hide(shown.name)
     stepped = [each for each in pairs if sums.has_grad(each[1])]
     node = shared.Step(group, device, [(p, entry) for _, p, entry in stepped if entry.node is not None])
@@ -101,7 +101,7 @@ def step(optimizer, pairs, run, divisible, running):
             p.grad = None
         try:
             with step_parts.targeted(node.target):
-                result = step_parts.step(optimizer, run, divisible) if step_parts.wanted(optimizer, divisible) else run()
+                result = step_parts.step_or_run(optimizer, run, divisible)
         finally:
             _show_hidden(hidden, writes)
         with torch.no_grad():
