@@ -41,7 +41,10 @@ def main():
     if by_ddp:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl")
-    torch.ones(2, 2, device="cuda").mm(torch.ones(2, 2, device="cuda"))  # the library's own memory
+    for dtype in torch.float32, torch.bfloat16, torch.float16:  # the library's own memory
+        x = torch.ones(2, 2, device="cuda", dtype=dtype, requires_grad=True)
+        torch.nn.functional.linear(x, x, x[0]).sum().backward()
+    del x
     before = torch.cuda.memory_allocated()
     taken, count, on_the_host = train(by_ddp)
     left = 0

@@ -116,10 +116,10 @@ class KeptOnce(unittest.TestCase):
 
 
 class Memory(unittest.TestCase):
-    """Bytes of a device per parameter, fp32 with Adam (docs/device-ranks.md)."""
+    """Bytes of a device per parameter with Adam, fp32 unless said (docs/device-ranks.md)."""
 
-    def check(self, plugin, ranks, expected):
-        self.compare(job(plugin, ranks, "memory.py")[0], ranks, expected)
+    def check(self, plugin, ranks, expected, *settings):
+        self.compare(job(plugin, ranks, "memory.py", settings=settings)[0], ranks, expected)
 
     def compare(self, lines, ranks, expected):
         found = [re.search(r"([\d.]+) bytes a parameter, ([\d.]+) when it is gone", line) for line in lines if "bytes a parameter" in line]
@@ -139,6 +139,12 @@ class Memory(unittest.TestCase):
     @runner.long
     def test_zero1_on_four(self):
         self.check("zero1", 4, 8 + 8 / 4)
+
+    @runner.long
+    def test_16_bits(self):
+        for plugin, of_bf16, of_fp16 in ("ddp", 16, 18), ("zero1", 4 + 12 / 2, 6 + 12 / 2), ("zero2", 2 + 14 / 2, 2 + 16 / 2):
+            self.check(plugin, 2, of_bf16, "CASTOR_PRECISION=bf16")
+            self.check(plugin, 2, of_fp16, "CASTOR_PRECISION=fp16")
 
     @runner.long
     def test_zero2_on_two(self):

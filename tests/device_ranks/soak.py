@@ -2,6 +2,7 @@
 with an error; none hangs.
 
     soak.py [--for SECONDS] [--seed N] [--castor build/bin/castor]
+    soak.py --each PLUGIN,... [--budget 3M] [--only NAME,...]     each function of the driver, the runtime, cuBLAS and NCCL that a rank calls fails in turn
 
 A line for each job; the last line is `N jobs, N ended with an error, N failed`."""
 import argparse
@@ -28,6 +29,7 @@ FAILS = (("cudaMalloc", 2), ("cuMemCreate", 2), ("cuMemCreate", 801), ("cuMemMap
          ("cuMemExportToShareableHandle", 801), ("cuMemImportFromShareableHandle", 801), ("cuMemcpyAsync", 719), ("cuEventRecord", 999), ("cuEventCreate", 2),
          ("cuStreamCreate", 2), ("cuStreamWaitEvent", 999), ("cuCtxSynchronize", 719), ("cudaMemcpyAsync", 719), ("ncclAllReduce", 1), ("ncclReduce", 3),
          ("ncclBroadcast", 1), ("ncclBcast", 1))
+CODES = {"nccl": 1, "cublas": 13, "cu": 999}  # of a failure, by the begin of the name: unhandled CUDA error, execution failed, unknown
 DELAYS = "nccl:3000", "copy:500", "launch:30", "blas:300", "host:200,event:50"
 
 
@@ -71,13 +73,31 @@ class Soak:
         name, code = pick.choice(FAILS)
         fail = f"{name}:{pick.choice((pick.randint(1, 5), pick.randint(1, 60), pick.randint(1, 400)))}:{code}" if pick.random() < 0.6 else ""
         delay, rank = pick.choice(DELAYS) if pick.random() < 0.4 else "", pick.randrange(ranks)
-        expected = self.expected(ranks, habits)
+        self.judge(plugin, budget, ranks, habits, rank, fail, delay)
+
+    def each(self, plugin, budget, habits, only):
+        """Fails the first, the middle and the last call of each function that rank 1 of 2 calls."""
+        _, _, err = self.job(plugin, budget, 2, habits, 1, "count", "")
+        called = re.findall(r"^calls (\S+) (\d+)$", err, re.MULTILINE)
+        if not called:
+            sys.exit(f"nothing was counted:\n{err[-2000:]}")
+        for name, count in called:
+            if name.islower() or only and name not in only:  # a kind of operation, which only takes time
+                continue
+            code = next(code for begin, code in CODES.items() if name.lstrip("_").startswith(begin))
+            for number in sorted({1, (int(count) + 1) // 2, int(count)}):
+                self.judge(plugin, budget, 2, habits, 1, f"{name}:{number}:{code}", "")
+
+    def job(self, plugin, budget, ranks, habits, rank, fail, delay):
         with tempfile.TemporaryDirectory(prefix="castor-soak-") as folder:
             sets = ["--set", f"CASTOR_DEVICE_BUDGET={budget}"] if budget else []
             words = [os.path.join(FOLDER, "faulty.py"), str(rank), fail, delay, os.path.join(FOLDER, "kept_once.py"), habits]
-            begin = time.monotonic()
-            status, out, err = run([self.castor, "run", "--plugin", plugin, "--log-dir", "log", *sets, "--set", "CASTOR_DEBUG=1", "--",
-                                    *self.ranks(ranks, *words)], folder, LIMIT_S)
+            return run([self.castor, "run", "--plugin", plugin, "--log-dir", "log", *sets, "--set", "CASTOR_DEBUG=1", "--", *self.ranks(ranks, *words)],
+                       folder, LIMIT_S)
+
+    def judge(self, plugin, budget, ranks, habits, rank, fail, delay):
+        expected, begin = self.expected(ranks, habits), time.monotonic()
+        status, out, err = self.job(plugin, budget, ranks, habits, rank, fail, delay)
         self.jobs += 1
         wrong = self.wrong(status, sorted(out.splitlines()), err, expected, fail)
         self.errors += status not in (0, None)
@@ -104,9 +124,14 @@ def main():
     parser.add_argument("--for", dest="seconds", type=float, default=1200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--castor", default=os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "build", "bin", "castor"))
+    parser.add_argument("--each", metavar="PLUGIN,...")
+    parser.add_argument("--budget")
+    parser.add_argument("--only", default="", metavar="NAME,...")
     args = parser.parse_args()
     soak, end = Soak(args.castor, args.seed), time.monotonic() + args.seconds
-    while time.monotonic() < end:
+    for plugin in args.each.split(",") if args.each else ():
+        soak.each(plugin, args.budget, "momentum", list(filter(None, args.only.split(","))))
+    while not args.each and time.monotonic() < end:
         soak.one()
     print(f"{soak.jobs} jobs, {soak.errors} ended with an error, {soak.failed} failed")
     return soak.failed > 0

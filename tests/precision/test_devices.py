@@ -1,4 +1,4 @@
-"""CASTOR_PRECISION on a simulated device, most of whose model data is on the host: the bits of the CPU run, and what is refused there.
+"""CASTOR_PRECISION on simulated devices, most of whose model data is on the host: the bits of the CPU run, and what is refused there.
 Matrix products are in tests/device (cases/halves.py)."""
 import os
 import subprocess
@@ -18,13 +18,15 @@ REFUSED = {  # what the line must say
     "autocast": "the script uses autocast", "captured": "while a CUDA graph is captured"}
 
 
-def train(folder, on, precision, *arguments):
+def train(folder, on, precision, *arguments, plugin="gemini", ranks=0, nproc=0, settings=(BUDGET,)):
     """Returns (status, what it printed, what was said)."""
     device = on == "cuda"
-    under = [os.environ["PRECISION_TEST_CASTOR"], "run", "--plugin", "gemini", "--log-dir", os.path.join(folder, "logs"),
-             "--set", f"CASTOR_PRECISION={precision}", *(["--set", BUDGET, "--set", "CASTOR_DEBUG=1"] if device else []), "--"]
-    simulation = [sys.executable, os.path.join(simulated.FOLDER, "simulate"), "--memory", "1G", "--numbers", "--"] if device else []
-    done = subprocess.run([*under, *simulation, sys.executable, os.path.join(FOLDER, "device.py"), "--on", on, *arguments], cwd=folder,
+    sets = [f"CASTOR_PRECISION={precision}", *((*settings, "CASTOR_DEBUG=1") if device else ())]
+    under = [os.environ["PRECISION_TEST_CASTOR"], "run", "--plugin", plugin, "--log-dir", os.path.join(folder, "logs"),
+             *(word for each in sets for word in ("--set", each)), *(["--nproc", str(nproc)] if nproc else []), "--"]
+    simulation = [sys.executable, os.path.join(simulated.FOLDER, "simulate"), "--memory", "1G", "--devices", "2", "--numbers", "--"] if device else []
+    python = runner.ranks(ranks) if ranks else [sys.executable]
+    done = subprocess.run([*under, *simulation, *python, os.path.join(FOLDER, "device.py"), "--on", on, *arguments], cwd=folder,
                           env=runner.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
     return done.returncode, done.stdout, done.stderr
 
@@ -59,6 +61,49 @@ class DeviceTest(unittest.TestCase):
         for habit, words in REFUSED.items():
             with self.subTest(habit), tempfile.TemporaryDirectory(prefix="castor-precision-") as folder:
                 status, _, said = train(folder, "cuda", "fp16", "--habit", habit)
+                self.assertNotEqual(status, 0)
+                self.assertIn(words, said)
+
+
+class RanksTest(unittest.TestCase):
+    """Two ranks, each on a device of its own, beside two ranks on CPUs."""
+
+    @classmethod
+    def setUpClass(cls):
+        simulated.need(whole=True)
+
+    def check(self, precision, habit, plugins, **job):
+        with tempfile.TemporaryDirectory(prefix="castor-precision-") as folder:
+            status, expected, said = train(folder, "cpu", precision, "--habit", habit, **job)
+            self.assertEqual(status, 0, said)
+            for plugin in plugins:
+                for settings in ((), (BUDGET,)) if runner.LENGTH == "all" else ((BUDGET,),):
+                    with self.subTest(plugin, settings=settings):
+                        status, out, said = train(folder, "cuda", precision, "--habit", habit, plugin=plugin, settings=settings, **job)
+                        self.assertEqual(status, 0, said)
+                        self.assertEqual(sorted(out.splitlines()), sorted(expected.splitlines()))
+                        self.assertEqual(said.count("a gradient overflowed"), int(precision == "fp16"))
+
+    def test_float16_under_gemini(self):
+        self.check("fp16", "write through,held,one saves", ["gemini"], ranks=2)
+
+    @runner.long
+    def test_under_every_plugin(self):
+        for precision in "bf16", "fp16":
+            for habit in "", "edit,one saves", "write through,held,one saves", "swap,load", "frozen,not clipped":
+                self.check(precision, habit, ["ddp", "zero1", "zero2", "gemini", "fsdp"], ranks=2)
+
+    @runner.long
+    def test_single_process_scripts(self):
+        for precision in "bf16", "fp16":
+            for habit in "", "edit,one saves", "swap,load":
+                self.check(precision, habit, ["zero2", "gemini"], nproc=2)
+
+    @runner.long
+    def test_refused(self):
+        for habit, words in (("one writes", "other values on some ranks"), ("apart", "not synchronized (no_sync)")):
+            with self.subTest(habit), tempfile.TemporaryDirectory(prefix="castor-precision-") as folder:
+                status, _, said = train(folder, "cuda", "bf16", "--habit", habit, plugin="zero2", ranks=2)
                 self.assertNotEqual(status, 0)
                 self.assertIn(words, said)
 

@@ -151,6 +151,9 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, bucket_bytes_cap, find_unused_parameters, *more)
 
 
+_DIFFERS = "same model across all ranks", "of the same param in process 0"  # what PyTorch's errors say on ranks whose models differ from rank 0's
+
+
 def _verify(stock):
     """PyTorch raises only on ranks whose parameters differ from rank 0's; rank 0 would wait for them."""
 
@@ -163,6 +166,8 @@ def _verify(stock):
         try:
             result = stock(process_group, tensors, *args, **kwargs)
         except RuntimeError as raised:
+            if not any(words in str(raised) for words in _DIFFERS):
+                raise  # the others may wait in PyTorch's own collectives, and come to no other
             error = raised
         if group is not None:
             differ = [rank for rank, (flag,) in enumerate(group.gather([float(error is not None)], "the check of the models"))

@@ -94,8 +94,8 @@ def forget(*some):
 
 
 def adopt_masters(parameters):
-    """CASTOR_PRECISION: parameters on devices become 16 bits, with masters in homes of states."""
-    masters.adopt_on_devices([p for p in parameters if serves(p)], _narrow)
+    """CASTOR_PRECISION: parameters on devices become 16 bits, with masters in homes of states. Returns those that have masters from now on."""
+    return masters.adopt_on_devices([p for p in parameters if serves(p)], _narrow)
 
 
 def _narrow(lowered):

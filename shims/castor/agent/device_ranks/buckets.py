@@ -14,9 +14,9 @@ from .. import core
 from ..backward import gradients, reducer
 from ..common import store, tensors
 from ..device import adoption, homes
-from ..precision import masters
+from ..precision import loss_scale, masters
 from ..process import events
-from . import alike, entries, kept, shared, sums
+from . import alike, entries, kept, shared, sums, wides
 
 IN_FLIGHT = 3  # collectives of a backward, where owners alone keep the sums: so many buckets are there at a time
 
@@ -31,7 +31,7 @@ class Part:
 
     def __init__(self, p, entry, place, bucket, synchronizer):
         self.parameter, self.entry, self.place, self.bucket = weakref.ref(p), entry, place, bucket
-        self.synchronizer, self.bytes = weakref.ref(synchronizer), p.numel() * p.element_size()
+        self.synchronizer, self.bytes = weakref.ref(synchronizer), p.numel() * masters.gradient_dtype(p).itemsize
         self.range = 0  # its number among those that the owner keeps
         self.is_put = self.in_bucket = False  # in this backward: its gradient was put into the bucket, and p.grad is there
         self.layout = tuple(p.shape), p.stride()  # of the gradient in the bucket
@@ -40,7 +40,7 @@ class Part:
 
     def fits(self, p):
         """The parameter is as large, and of the type, as it was."""
-        return p.dtype is self.bucket.dtype and p.numel() * p.element_size() == self.bytes
+        return masters.gradient_dtype(p) is self.bucket.dtype and p.numel() * self.bucket.dtype.itemsize == self.bytes
 
 
 class Bucket:
@@ -54,8 +54,8 @@ class Bucket:
 
     def add(self, part, p):
         self.parts.append(part)
-        self.dtype, self.owner = p.dtype, part.place.owner
-        self.numel = max(self.numel, part.place.offset // p.element_size() + p.numel())
+        self.dtype, self.owner = masters.gradient_dtype(p), part.place.owner
+        self.numel = max(self.numel, part.place.offset // self.dtype.itemsize + p.numel())
 
     def begin(self):
         self.memory, self.missing, self.streams = None, len(self.parts), []
@@ -86,7 +86,7 @@ class Bucket:
     def _lies_in(part, address):
         p = part.parameter()
         grad = None if p is None else sums.grad_of(p)
-        return grad is not None and tensors.is_at(grad, address + part.place.offset, p)
+        return grad is not None and (grad.data_ptr(), grad.shape, grad.stride()) == (address + part.place.offset, p.shape, p.stride())
 
 
 class Synchronizer:
@@ -111,6 +111,8 @@ class Synchronizer:
             self._hook(part)
 
     def _adopt(self, parameters):
+        fresh = wides.adopt(parameters)
+        loss_scale.sum_over(self.group, parameters)
         found, places, count = entries.adopt(self.group, parameters)
         self.buckets = [Bucket(number) for number in range(count)]
         self.parts = []
@@ -124,6 +126,7 @@ class Synchronizer:
             kept.peers_of(self.group)  # on all ranks together
             kept.settle()
             alike.install()
+            wides.share(self.group, fresh)
             for p, entry in zip(parameters, found):
                 alike.see(p, entry)
         if core.plugin_shards() > 1:
@@ -323,7 +326,10 @@ class Synchronizer:
             while self.works:
                 self._wait_for_oldest()
             with torch.no_grad(), sums.unseen():
-                changed = [part for part, here, anywhere in zip(self.parts, used, by_any()) if self._show(part, here or anywhere)]
+                everywhere = [here or anywhere for here, anywhere in zip(used, by_any())]
+                changed = [part for part, is_used in zip(self.parts, everywhere) if self._show(part, is_used)]
+                if loss_scale.active():
+                    self._check(everywhere)
             self.begun = False
             if self.keep is not None:
                 self.keep.show([part for part in self.parts if part.bucket.single and part.bucket.owner == self.group.rank])
@@ -340,6 +346,15 @@ class Synchronizer:
     def _is_used(self, part):
         """Whether this rank made a gradient of it since the last sum."""
         return not part.entry.synced
+
+    def _check(self, used):
+        """Whether the sums are finite, on all ranks alike (CASTOR_PRECISION=fp16)."""
+        some = [p for p in (part.parameter() for part, is_used in zip(self.parts, used) if is_used) if p is not None]
+        here = [grad for grad in map(sums.grad_of, some) if grad is not None and grad.numel()]
+        overflowed = ~loss_scale.is_finite(here) if here else torch.zeros((), dtype=torch.bool, device=self.device)
+        overflowed = overflowed.to(torch.uint8)
+        dist.all_reduce(overflowed, dist.ReduceOp.MAX, group=self.group.process_group)
+        loss_scale.found(some, bool(overflowed), self.group.rank == 0)
 
     def _used_by_any(self, used):
         """Says to all ranks which parameters this one has used, and which sums it has looked at. Returns a function that tells which parameters
@@ -441,8 +456,6 @@ class Reducer(reducer.StandsIn, Synchronizer):
 def _why_not(process_group, parameters, expect_sparse):
     if any(expect_sparse):
         return "a parameter has sparse gradients"
-    if masters.dtype is not None:
-        return "CASTOR_PRECISION does not serve DistributedDataParallel on devices"
     return entries.why_unsupported(process_group, parameters)
 
 

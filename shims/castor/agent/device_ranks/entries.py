@@ -10,6 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import core
 from ..common import tensors
 from ..nodes import grouping
+from ..precision import masters
 
 _entries = WeakTensorKeyDictionary()
 _groups = {}  # ranks of a process group: its Group
@@ -25,7 +26,7 @@ class Group:
         self.process_group, self.ranks, self.control = process_group, ranks, control
         self.rank, self.world = process_group.rank(), process_group.size()
         self.together = process_group._get_backend(torch.device("cuda")).supports_coalescing  # calls can be enqueued as one
-        self.optimizers = self.sharded = 0  # optimizers whose states, and synchronizers whose sums, owners keep: numbered alike on all ranks
+        self.optimizers = self.sharded = self.masters = 0  # of whose states, sums and masters owners keep: numbered alike on all ranks
         self.shares_nothing, self.parameters_on_host, self.passed, self.token = False, 0, 0, None  # of parameters (shared.py)
         self.operations = 0  # on all gradients, alike on all ranks: a digest
 
@@ -107,8 +108,8 @@ def adopt(group, parameters):
     """Returns the entries and the places (core.BucketPlace) of the parameters, and the number of buckets."""
     count, buckets = len(parameters), ctypes.c_uint32()
     places = (core.BucketPlace * count)()
-    sizes = (ctypes.c_uint64 * count)(*[p.numel() * p.element_size() for p in parameters])
-    types = (ctypes.c_int32 * count)(*[tensors.DTYPES[p.dtype] for p in parameters])
+    sizes = (ctypes.c_uint64 * count)(*[p.numel() * masters.gradient_dtype(p).itemsize for p in parameters])
+    types = (ctypes.c_int32 * count)(*[tensors.DTYPES[masters.gradient_dtype(p)] for p in parameters])
     owners = (ctypes.c_int32 * count)(*[_entries[p].owner if p in _entries and _entries[p].group is group else -1 for p in parameters])
     core.buckets_divide(sizes, types, owners, count, group.world, places, ctypes.byref(buckets))
     for p, place in zip(parameters, places):

@@ -11,6 +11,7 @@ import torch
 
 from .. import patching
 from ..device import homes
+from ..precision import loss_scale, masters
 from . import kept
 
 _grad = torch._C.TensorBase.grad
@@ -107,6 +108,7 @@ def install():
     global _installed
     if not _installed:
         _installed = True
+        loss_scale.has_grad = has_grad
         patching.replace("torch.nn.Parameter.grad", lambda _: property(_get, _set, _delete))
 
 
@@ -132,10 +134,10 @@ def read(part):
 
 def _put(p, value):
     """p.grad becomes the value, though the script may have given p other data since, of another device, type or size."""
-    data = p.data
-    if (data.device, data.dtype, data.shape) == (value.device, value.dtype, value.shape):
+    if (p.device, masters.gradient_dtype(p), p.shape) == (value.device, value.dtype, value.shape):
         _grad.__set__(p, value)
         return
+    data = p.data
     p.data = value.detach()
     _grad.__set__(p, value)
     p.data = data

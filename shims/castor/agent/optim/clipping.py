@@ -119,6 +119,14 @@ def _clip_in_float(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
     return total
 
 
+def _clip(stock, parameters, max_norm, norm_type, error_if_nonfinite, foreach):
+    """On this rank alone."""
+    if isinstance(parameters, list) and _have_masters(parameters):
+        made = [p.grad for p in parameters if p.grad is not None]
+        return _clip_in_float(made, float(max_norm), float(norm_type), error_if_nonfinite, foreach)
+    return stock(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+
 def _tell_job(*operation):
     if _job is not None:
         _job.gradients_clipped(*operation)
@@ -136,7 +144,7 @@ def _clip_grad_norm(stock):
             if gradients.by_owners(*operation):
                 return gradients_on_devices.clip_grad_norm(gradients, float(max_norm), float(norm_type), error_if_nonfinite, foreach)
             with gradients.alike(*operation):
-                return stock(listed, max_norm, norm_type, error_if_nonfinite, foreach)
+                return _clip(stock, listed, max_norm, norm_type, error_if_nonfinite, foreach)
         gradients = _Gradients(listed) if store.groups() and store.active() else None
         acts = accumulation.at_boundary(listed)
         if not acts:
@@ -144,13 +152,10 @@ def _clip_grad_norm(stock):
         if gradients is not None:
             _tell_job("norm", float(max_norm), float(norm_type))
         if gradients is None or not gradients.by_owners("norm", float(max_norm), float(norm_type), foreach):
-            if _have_masters(listed):
-                made = [p.grad for p in listed if p.grad is not None]
-                return _clip_in_float(made, float(max_norm), float(norm_type), error_if_nonfinite, foreach)
-            if not acts:
+            if not acts and not _have_masters(listed):
                 return clip_grad._get_total_norm([p.grad for p in listed if p.grad is not None], norm_type, False, foreach)
             # An empty generator must reach the stock function as a generator, of which it warns.
-            return stock(listed if listed else parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+            return _clip(stock, listed if listed else parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         norms = _norms(gradients, float(norm_type), foreach)
         norms = torch.tensor(norms, dtype=torch.float64).to(gradients.norm_dtype())
         total = torch.linalg.vector_norm(norms, float(norm_type))
@@ -207,7 +212,7 @@ def _unscale(stock):
             return {found_inf.device: found_inf}
         if entries.serves(listed):
             gradients = gradients_on_devices.Gradients(listed)
-            fp16 = any(p.dtype is torch.float16 for p, _ in gradients.pairs)
+            fp16 = any(masters.gradient_dtype(p) is torch.float16 for p, _ in gradients.pairs)
             if not (fp16 and not allow_fp16) and gradients.by_owners("unscale", inv_scale.item()):
                 gradients_on_devices.unscale(gradients, found_inf, inv_scale)
                 return {found_inf.device: found_inf}

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grad
 
 from ..device_ranks import entries, sums
+from ..precision import masters
 
 
 class Gradients:
@@ -32,7 +33,7 @@ class Gradients:
         if not self.single:
             return False
         key = zlib.crc32(repr((operation, [tuple(p.shape) for p, _ in self.pairs])).encode()) | self.group.operations << 32
-        return self.group.control.every_rank_can(key, self.able and len({p.dtype for p, _ in self.pairs}) == 1)
+        return self.group.control.every_rank_can(key, self.able and (masters.dtype is not None or len({p.dtype for p, _ in self.pairs}) == 1))
 
     @property
     def device(self):
@@ -76,10 +77,12 @@ class Gradients:
 def clip_grad_norm(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
     """PyTorch's, with the norms of owners."""
     own = gradients.of_owners()
-    norms = torch.zeros(len(gradients.pairs), dtype=gradients.pairs[0][0].dtype, device=gradients.device)
+    wide = None if masters.dtype is None else torch.float32
+    norms = torch.zeros(len(gradients.pairs), dtype=wide or gradients.pairs[0][0].dtype, device=gradients.device)
     if own:
-        numbers, tensors = zip(*own)
-        found = torch._foreach_norm(tensors, norm_type) if foreach is None or foreach else [torch.linalg.vector_norm(t, norm_type) for t in tensors]
+        numbers, grads = zip(*own)
+        foreach = foreach is None or foreach
+        found = torch._foreach_norm(grads, norm_type, dtype=wide) if foreach else [torch.linalg.vector_norm(t, norm_type, dtype=wide) for t in grads]
         norms[list(numbers)] = torch.stack(list(found))
     gradients.all_reduce(norms)
     total = torch.linalg.vector_norm(norms, norm_type)
@@ -88,7 +91,7 @@ def clip_grad_norm(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     with gradients.changing():
         here = [grad for _, grad in gradients.here()]
-        if here and (foreach is None or foreach):
+        if here and foreach is not False:
             torch._foreach_mul_(here, coefficient)
         else:
             for grad in here:
@@ -116,4 +119,4 @@ def zero(parameters, set_to_none):
         if sums.is_elsewhere(p):
             sums.forget(p)
             if not set_to_none:
-                p.grad = torch.zeros_like(p)
+                p.grad = torch.zeros_like(p, dtype=masters.gradient_dtype(p))

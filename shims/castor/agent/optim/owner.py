@@ -272,7 +272,7 @@ def by_owners(func, divisible=False):
                 running.compare_alone()
             return func(self, *args, **kwargs)
         if closure is None and is_local(pairs):
-            masters.refuse_local(pairs)
+            masters.refuse_local(p for p, _ in pairs)
             remote.bring_here(self)
             states.of(self).local = True
             if running:

@@ -7,8 +7,9 @@ import torch
 from .. import core
 from ..common import store, tensors
 from ..device import adoption, homes, step_parts
-from ..device_ranks import alike, elsewhere, entries, kept, shared, sums
+from ..device_ranks import alike, elsewhere, entries, kept, shared, sums, wides
 from ..nodes import remote
+from ..precision import masters
 from . import agreed, states
 
 _LOADS = "the number of times that the optimizer has loaded states (load them on every rank)"
@@ -46,6 +47,7 @@ def steps_locally(optimizer, pairs):
         return True
     if all(entry.synced or not sums.has_grad(p) for _, p, entry in pairs) and not _overlap(tuple(p.data_ptr() for _, p, _ in pairs), pairs):
         return False
+    masters.refuse_local(p for _, p, _ in pairs)
     _go_apart(optimizer, pairs[0][2].group)
     return True
 
@@ -85,10 +87,14 @@ def step(optimizer, pairs, run, divisible, running):
     known = _known_of(optimizer, group)
     shown = known.shown
     if not _begin(optimizer, group, pairs, running):
+        masters.refuse_other_values(p for _, p, _ in pairs)
         _go_apart(optimizer, group)
         return step_parts.step_or_run(optimizer, run, divisible)
     kept.hide(shown.name)
     stepped = [each for each in pairs if sums.has_grad(each[1])]
+    floats = wides.of(p for _, p, _ in stepped)
+    for each in floats:
+        each.hide()
     node = shared.Step(group, device, [(p, entry) for _, p, entry in stepped if entry.node is not None])
     mine, others = [each for each in stepped if each[2].mine], [each for each in stepped if not each[2].mine]
     before, writes = len(optimizer.state), step_parts.writes_gradients(optimizer)
@@ -109,6 +115,8 @@ def step(optimizer, pairs, run, divisible, running):
             _publish(group, device, stepped, sums_too=writes)
     shown.version += 1
     homes.available(device.index)
+    for each in floats:
+        each.stepped()
     elsewhere.show(shown, device, [(number, optimizer.state[p]) for number, p, entry in pairs if entry.mine and p in optimizer.state])
     for number, p, entry in others:
         if entry.owner not in known.owners:
@@ -165,6 +173,7 @@ def _put_elsewhere(optimizer, p, owner, number):
 
 def _begin(optimizer, group, pairs, running):
     """What owners step with must be what all ranks would. Returns whether they can step: all ranks have the same values."""
+    wides.settle_written(p for _, p, _ in pairs)
     suspects = [alike.may_differ(p, entry) for _, p, entry in pairs]
     changed, all_pairs = any(not entry.is_untouched(sums.grad_of(p)) for _, p, entry in pairs), [(p, entry) for _, p, entry in pairs]
     operations, group.operations = float(group.operations), 0

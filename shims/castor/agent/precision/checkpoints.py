@@ -40,10 +40,7 @@ def _loading(stock):
             for name, (wide, t) in wides.items():
                 value = state_dict.get(prefix + name)
                 if isinstance(value, torch.Tensor) and value.shape == t.shape:
-                    wide.tensor.copy_(value)
-                    t.data.copy_(wide.tensor)
-                    wide.seen()
-                    wide.narrow_seen()
+                    wide.load(value)
 
     return _load_from_state_dict
 
@@ -53,7 +50,7 @@ def _state_loading(stock):
     def _process_value_according_to_param_policy(param, value, *args, **kwargs):
         if masters.of(param) is None or not value.is_floating_point():
             return stock(param, value, *args, **kwargs)
-        return stock(masters.of(param).tensor, value, *args, **kwargs)  # its states are of the master's type
+        return stock(param.new_empty(0, dtype=torch.float32), value, *args, **kwargs)  # its states are of the master's type
 
     return _process_value_according_to_param_policy
 
@@ -79,7 +76,7 @@ def _accumulators(stock):
         for group in self.param_groups:
             for p in group["params"]:
                 if masters.of(p) is not None:
-                    self.state[p]["sum"] = torch.full_like(masters.of(p).tensor, group["initial_accumulator_value"])
+                    self.state[p]["sum"] = torch.full_like(p, group["initial_accumulator_value"], dtype=torch.float32)
 
     return __init__
 
@@ -105,7 +102,7 @@ def _saved_type(type_of):
         found = type_of.fget(self)
         saved = getattr(_configured, "of", None) is self and found is masters.dtype
         wide = next(filter(None, map(masters.of, self.parameters())), None) if saved else None
-        return found if wide is None else wide.tensor.dtype
+        return found if wide is None else torch.float32
 
     return property(dtype_of, doc=type_of.__doc__)
 

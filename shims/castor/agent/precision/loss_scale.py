@@ -21,12 +21,14 @@ _state = None  # core.LossScale, where fp16 was chosen
 _inverse = None  # of the running backward's scale
 _hooked = WeakTensorKeyDictionary()  # the parameters that have a hook for good, with an _OnDevice
 _reached = []  # those on devices that the running backward gave a gradient
+has_grad = lambda p: p.grad is not None  # noqa: E731 - sums.py has another one
 
 
 class _OnDevice:
-    """What a parameter in the store has in its entry."""
+    """What a parameter in the store has in its entry. group: of the ranks over which its gradients are summed; their sums count then
+    (device_ranks/buckets.py)."""
 
-    overflowed = None
+    overflowed, group = None, None
 
 
 def active():
@@ -44,7 +46,17 @@ def hook(p):
         _hooked[p] = _OnDevice()
         p.register_hook(_unscaled)
         if p.is_cuda:
-            p.register_post_accumulate_grad_hook(_reached.append)
+            p.register_post_accumulate_grad_hook(_reach)
+
+
+def _reach(p):
+    _reached.append(p)
+
+
+def sum_over(group, parameters):
+    for p in parameters:
+        if p in _hooked:
+            _hooked[p].group = group
 
 
 def _unscaled(grad):
@@ -100,17 +112,27 @@ def check(group, entries, used):
 @torch.no_grad()
 def _check_on_devices():
     """The same for gradients on devices, with one wait for each device."""
-    reached = list(dict.fromkeys(_reached))
+    reached = [p for p in dict.fromkeys(_reached) if _hooked[p].group is None]
     _reached.clear()
     by_device = {}
     for grad in (p.grad for p in reached if p.grad is not None and p.grad.numel()):
         by_device.setdefault(grad.device, []).append(grad if grad.layout is torch.strided else grad._values())
-    norms = [torch.stack(torch._foreach_norm(grads, float("inf"))) for grads in by_device.values()]
-    overflowed = not all([bool(torch.isfinite(of_device).all()) for of_device in norms])
-    for p in reached:
-        _hooked[p].overflowed = LAST if overflowed else None
+    finite = [is_finite(grads) for grads in by_device.values()]
+    found(reached, not all(map(bool, finite)))
+
+
+def is_finite(grads):
+    """Of one device: a flag there."""
+    return torch.isfinite(torch.stack(torch._foreach_norm(grads, float("inf")))).all()
+
+
+def found(parameters, overflowed, says=True):
+    """Whether the gradients of these parameters on devices are not finite."""
+    for p in parameters:
+        if p in _hooked:
+            _hooked[p].overflowed = LAST if overflowed else None
     if overflowed:
-        core.loss_scale_overflowed(_state, 1)
+        core.loss_scale_overflowed(_state, says)
 
 
 def _record_of(p):
@@ -121,12 +143,11 @@ def skips(optimizer):
     """Whether the step that is to begin has gradients that overflowed."""
     if _state is None:
         return False
-    pairs = [(p, _record_of(p)) for p in store.parameters_of(optimizer) if p.grad is not None]
-    found = [(p, e) for p, e in pairs if e is not None and e.overflowed]
+    pairs = [(p, e) for p, e in ((p, _record_of(p)) for p in store.parameters_of(optimizer)) if e is not None and e.overflowed and has_grad(p)]
     # A parameter that was skipped and had no gradient since counts as long as the script keeps the old one.
-    if not any(e.overflowed is LAST or not torch.isfinite(p.grad).all() for p, e in found):
+    if not any(e.overflowed is LAST or not torch.isfinite(p.grad).all() for p, e in pairs):
         return False
-    for _, e in found:
+    for _, e in pairs:
         e.overflowed = EARLIER
     return True
 
@@ -136,7 +157,7 @@ def stepped(optimizer):
     records = map(_record_of, store.parameters_of(optimizer))
     first = next((e for e in records if e is not None), None)
     if first is not None:
-        core.loss_scale_stepped(_state, isinstance(first, _OnDevice) or first.group.rank == 0)
+        core.loss_scale_stepped(_state, first.group is None or first.group.rank == 0)
 
 
 def _saving(stock):

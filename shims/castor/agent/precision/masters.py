@@ -3,7 +3,7 @@
 narrow  a parameter or buffer that the script computes with, after it became 16 bits
 wide    the float values behind it. If an optimizer steps the parameter, they are the master: the owner keeps it once on the
         node, and every rank sees it. Otherwise (buffers, frozen parameters) each rank keeps them. On a device they have homes
-        of optimizer states, which leave it first
+        of optimizer states, which leave it first; where ranks own them they are read when they are looked at (device_ranks/wides.py)
 
 The wide values count as long as the narrow ones are their rounding. Narrow elements that the script has written count
 instead. If it has written the wide values, which state_dict() shows, all of those count."""
@@ -26,24 +26,26 @@ BROADCAST_BYTES = 16 << 20
 
 dtype = None  # the working type; None: every tensor keeps its own
 _buffers = {}  # (id(module), name): weak references to the module and the buffer, of 16 bits, which the model has not written
-_on_devices = WeakTensorKeyDictionary()  # the parameters on devices that optimizers step, in a process alone
+_on_devices = WeakTensorKeyDictionary()  # the parameters on devices that optimizers step
 at_adoption = []  # callbacks, called before parameters become 16 bits
 _wides = {}  # id(tensor): Wide; whose weak reference says whether the id is still that tensor's
 
 
 class Wide:
-    """The float values behind `narrow`. In the store `tensor` is this rank's view, and the owner writes the `alias`."""
+    """The float values behind `narrow`. In the store `tensor` is this rank's view, and the owner writes the `alias`. tensor None: another rank
+    has them."""
 
     def __init__(self, narrow, tensor, alias=None, place=None):
         key = id(narrow)
         self.narrow = weakref.ref(narrow, tensors.while_python_runs(lambda: _wides.pop(key, None)))
         self.tensor, self.alias, self.place = tensor, alias, place
-        self.version, self.narrow_version = tensor._version, narrow._version
+        self.narrow_version = narrow._version
+        self.seen()
         _wides[key] = self
 
     def written(self):
         """The script has written the wide values (what state_dict() gave it) since they were looked at."""
-        return self.tensor._version != self.version
+        return self.tensor is not None and self.tensor._version != self.version
 
     def rewritten(self):
         """The model has written the narrow values; perhaps the same ones, since the change was too small."""
@@ -53,7 +55,15 @@ class Wide:
         self.narrow_version = self.narrow()._version
 
     def seen(self):
-        self.version = self.tensor._version
+        self.version = None if self.tensor is None else self.tensor._version
+
+    def load(self, values):
+        """The script gives it other values."""
+        narrow = self.narrow()
+        self.tensor.copy_(values)
+        narrow.data.copy_(self.tensor)
+        self.seen()
+        self.narrow_seen()
 
     def shown(self):
         """The wide values, after settle()."""
@@ -70,6 +80,11 @@ def of(t):
 
 def has_any():
     return bool(_wides)
+
+
+def gradient_dtype(p):
+    """The type of p.grad."""
+    return torch.float32 if loss_scale.active() and of(p) is not None else p.dtype
 
 
 def settle(pairs):
@@ -152,16 +167,17 @@ def adopt(group, parameters):
 
 
 def adopt_on_devices(parameters, narrow):
-    """The same for one process's parameters on devices, which PyTorch's allocator has, and their masters. `narrow`: as _narrow."""
+    """The same for parameters on devices, which PyTorch's allocator has, and their masters. `narrow`: as _narrow. Returns the parameters that
+    have masters from now on."""
     fresh = [p for p in parameters if p.requires_grad and p not in _on_devices]
     if dtype is None or not fresh:
-        return
+        return []
     for callback in at_adoption:
         callback()
     with torch.no_grad():
-        for p, values in _lower(None, fresh, narrow):
-            Wide(p, values)
+        stepped = [Wide(p, values) for p, values in _lower(None, fresh, narrow)]
     _on_devices.update((p, True) for p in fresh)
+    return [wide.narrow() for wide in stepped]
 
 
 def on_devices(optimizer):
@@ -220,7 +236,7 @@ def _lower(group, parameters, narrow=_narrow):
 
 
 def _why_not(p, places):
-    if of(p) is not None and of(p).tensor.device != p.device:
+    if of(p) is not None and of(p).tensor is not None and of(p).tensor.device != p.device:
         return f"it was moved to {p.device} after its optimizer was built: move the model before"
     if places.setdefault(p.data_ptr(), p) is not p and p.numel():
         return "another parameter has the same memory"
@@ -287,14 +303,14 @@ def check_optimizer(optimizer, closure):
     else:
         away = next((p for p in parameters if p.device.type != "cpu" and p.dtype is torch.float32), None)
         if away is not None:
-            raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on {away.device.type} devices in one process that has no "
-                             "process group: leave it at fp32, and use torch.autocast, or a model of 16-bit parameters, there")
+            raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} serves models on {away.device.type} devices that DistributedDataParallel "
+                             "wraps, or scripts of one process: leave it at fp32, and use torch.autocast, or a model of 16-bit parameters, there")
     if not store.groups() and any(p.dtype is torch.float32 and p not in _on_devices for p in parameters if p.requires_grad):
         raise core.Error(f"castor: CASTOR_PRECISION={core.options.precision} works on models that "
                          "DistributedDataParallel wraps, and on scripts without a process group: wrap this one, or leave it at fp32")
     if not any(of(p) is not None for p in parameters):
         return
-    late = next((p for p in parameters if p.grad is not None and of(p) is not None and p not in _on_devices and store.entry_of(p) is None), None)
+    late = next((p for p in parameters if of(p) is not None and p not in _on_devices and store.entry_of(p) is None and p.grad is not None), None)
     if late is not None:
         raise core.Error(f"castor: a parameter of shape {tuple(late.shape)} was frozen when CASTOR_PRECISION={core.options.precision} made it 16 "
                          "bits, and is stepped now: unfreeze it before the model is wrapped and its optimizer built, or give it to "
@@ -340,10 +356,16 @@ def refuse(reason):
                      "fp32 for this script")
 
 
-def refuse_local(pairs):
-    if any(of(p) is not None for p, _ in pairs):
+def refuse_local(parameters):
+    if any(of(p) is not None for p in parameters):
         raise core.Error("castor: an optimizer steps with gradients that were not synchronized (no_sync), where each rank would "
                          "need masters of its own: leave CASTOR_PRECISION at fp32 for this script")
+
+
+def refuse_other_values(parameters):
+    if any(of(p) is not None for p in parameters):
+        raise core.Error("castor: the script has given parameters other values on some ranks than on others, and one rank keeps the master of each: leave "
+                         "CASTOR_PRECISION at fp32 for this script")
 
 
 def refuse_leaving(p):
