@@ -335,11 +335,10 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    on_devices = device.type == "cuda" and dist.get_world_size() > 1
     for case in cases:
         words = case.split("+")
         if name.startswith(PLAIN):
-            run = Plain(words, device, name == "plain-autocast" or on_devices, name == "plain-fsdp")
+            run = Plain(words, device, name == "plain-autocast", name == "plain-fsdp")
         else:
             run = Boosted(name, words, device)
         if does == "load":

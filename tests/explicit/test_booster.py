@@ -65,8 +65,7 @@ class Table(Beside):
         """Each plugin's cases are those of plain PyTorch, to the bit."""
         made = {}
         for plugin in plugins:
-            autocasts = plugin in ("ddp", "none") or on_devices and ranks > 1
-            plain = by or ("plain-autocast" if autocasts else "plain")
+            plain = by or ("plain-autocast" if plugin in ("ddp", "none") else "plain")
             if plain not in made:
                 made[plain] = self.trained(plain, ranks, cases, on_devices)
             theirs = made[plain]

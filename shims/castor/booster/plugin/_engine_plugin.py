@@ -1,8 +1,5 @@
 """A plugin that is one of the engine's (CASTOR_PLUGIN), as an object."""
-import torch
-
 from ...agent import engine_start
-from ..mixed_precision import FP16TorchMixedPrecision, BF16MixedPrecision
 from .dp_plugin_base import DPPluginBase
 from .plugin_base import tell_of_meaningless
 
@@ -50,21 +47,5 @@ class EnginePlugin(DPPluginBase):
         return True
 
     def configure(self, model, optimizer=None, criterion=None, dataloader=None, lr_scheduler=None):
-        cast = self._begin_precision(model)
-        if cast is None:
-            return *self._train(model, optimizer, **self._clipping), criterion, dataloader, lr_scheduler
-        wrapped, optimizer, criterion = cast.configure(self._wrap_model(model), optimizer, criterion, **self._clipping)
-        self._models[-1] = wrapped
-        return wrapped, optimizer, criterion, dataloader, lr_scheduler
-
-    def _begin_precision(self, model):
-        """Several ranks on devices, where the engine keeps no masters yet, compute in 16 bits by autocast: returns it then."""
-        alone = self.precision == "fp32" or self.world_size == 1 or not torch.cuda.is_available()
-        engine_start.use_precision(self.precision if alone else "fp32", **(self._scale if alone and self.precision == "fp16" else {}))
-        if alone:
-            return None
-        engine_start.tell(f"{type(self).__name__}: on several devices {self.precision} is autocast, and parameters stay float")
-        if self.precision == "bf16":
-            return BF16MixedPrecision()
-        return FP16TorchMixedPrecision(init_scale=self._scale["scale"], growth_factor=self._scale["growth"], backoff_factor=self._scale["backoff"],
-                                       growth_interval=self._scale["interval"])
+        engine_start.use_precision(self.precision, **(self._scale if self.precision == "fp16" else {}))
+        return *self._train(model, optimizer, **self._clipping), criterion, dataloader, lr_scheduler
