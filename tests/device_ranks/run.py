@@ -13,6 +13,7 @@ import unittest
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 sys.path[1:1] = [os.path.dirname(FOLDER), os.path.join(os.path.dirname(FOLDER), "sim")]
+import hosts  # noqa: E402
 import runner  # noqa: E402
 import simulated  # noqa: E402
 
@@ -175,6 +176,63 @@ class Memory(unittest.TestCase):
                 for bytes_, expected, unused in zip(self.on_the_host(plugin, ranks), (parameters, 4, 8), rest):
                     self.assertGreaterEqual(bytes_, 0.95 * expected)
                     self.assertLessEqual(bytes_, 1.05 * expected + unused)
+
+
+class SeveralNodes(unittest.TestCase):
+    """Two hosts (tests/hosts.py) with two devices each."""
+
+    maxDiff = None
+
+    def setUp(self):
+        if GPU or hosts.available():
+            self.skipTest(f"no hosts can be made here: {hosts.available()}")
+
+    def run_on_hosts(self, plugin, program, *arguments, settings=()):
+        """(status, lines, standard error)"""
+        sets = [word for setting in settings for word in ("--set", setting)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "{host}", "--nproc-per-node", "2", "--master-addr", "{address}",
+                    "--master-port", "29400", os.path.join(FOLDER, program), *arguments]
+        command = [CASTOR, "run", "--plugin", plugin, "--log-dir", "log{host}", *sets, "--", *on_devices(4), *torchrun]
+        shell = f"case {{host}} in 0) SEES=0,1;; *) SEES=2,3;; esac; export CUDA_VISIBLE_DEVICES=$SEES; exec {' '.join(command)}"
+        with tempfile.TemporaryDirectory(prefix="castor-device-ranks-") as folder:
+            env = dict(runner.environment("GLOO_"), CUBLAS_WORKSPACE_CONFIG=":16:8")
+            done = subprocess.run([sys.executable, hosts.__file__, "2", "sh", "-c", shell], env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
+                                  text=True, timeout=LIMIT_S)
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+    def compare(self, plugin, program, habits, *settings):
+        plain, _ = job(None, 4, program, habits)
+        status, lines, errors = self.run_on_hosts(plugin, program, habits, settings=settings)
+        self.assertEqual((status, sorted(lines)), (0, sorted(plain)), errors)
+
+    @runner.long
+    def test_parameters(self):
+        self.compare("gemini", "kept_once.py", KeptOnce.ALL, "CASTOR_DEVICE_BUDGET=1M")
+        self.compare("zero2", "kept_once.py", KeptOnce.ALL, "CASTOR_DEVICE_BUDGET=3M")
+
+    @runner.long
+    def test_looks(self):
+        for plugin in "zero1", "zero2":
+            self.compare(plugin, "looks.py", ALL)
+
+    @runner.long
+    def test_a_killed_rank(self):
+        status, _, errors = self.run_on_hosts("zero2", "restarts.py", "3")
+        self.assertNotEqual(status, 0)
+        self.assertRegex(errors, r"\[rank[012]\]: castor: .*has ended or cannot be reached")
+
+
+class Restarts(unittest.TestCase):
+
+    @runner.long
+    def test_the_next_attempt_goes_on(self):
+        """TORCH_DISABLE_SHARE_RDZV_TCP_STORE: docs/failure.md."""
+        python = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        plain, _ = run(None, [*on_devices(2), *python, "--standalone"], "restarts.py")
+        again = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *python, "--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+        for settings in [], ["CASTOR_DEVICE_BUDGET=1M"]:
+            lines, errors = run("gemini", [*on_devices(2), *again], "restarts.py", "1", settings=settings)
+            self.assertEqual(sorted(lines), sorted(plain), errors)
 
 
 class OneProcess(unittest.TestCase):

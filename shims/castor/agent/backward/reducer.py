@@ -25,7 +25,7 @@ ASIDE = {  # methods of DistributedDataParallel: why one that is called leaves t
 
 
 at_release = []  # called with parameters whose gradients PyTorch's reducer sums from there on
-on_devices = None  # for parameters on devices: (why_not(process_group, parameters, expect_sparse), make(process_group, parameters, find_unused))
+on_devices = None  # for parameters on devices: (why_not(parameters, expect_sparse), control_of(process_group, parameters), make(process_group, parameters, find_unused))
 
 
 def why_not(parameters, process_group, expect_sparse):
@@ -33,7 +33,7 @@ def why_not(parameters, process_group, expect_sparse):
     if process_group.size() == 1 and not masters.serves_one_process(parameters):
         return launchers.ONE_RANK
     if serves_on_devices(parameters):
-        return on_devices[0](process_group, parameters, expect_sparse)
+        return on_devices[0](parameters, expect_sparse)
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:
@@ -98,7 +98,7 @@ class Reducer(StandsIn, gradients.Synchronizer):
 
 def _make(process_group, parameters, find_unused):
     if serves_on_devices(parameters):
-        return on_devices[1](process_group, parameters, find_unused)
+        return on_devices[2](process_group, parameters, find_unused)
     return Reducer(grouping.group_of(process_group), parameters, find_unused)
 
 
@@ -161,7 +161,7 @@ def _verify(stock):
     def verify_param_shape_across_processes(process_group, tensors, *args, **kwargs):
         group = None
         if why_not(tensors, process_group, []) is None:
-            group = grouping.group_of(process_group)
+            group = on_devices[1](process_group, tensors) if serves_on_devices(tensors) else grouping.group_of(process_group)
         error = None
         try:
             result = stock(process_group, tensors, *args, **kwargs)

@@ -453,14 +453,18 @@ class Reducer(reducer.StandsIn, Synchronizer):
         self.find_unused = find_unused
 
 
-def _why_not(process_group, parameters, expect_sparse):
+def _why_not(parameters, expect_sparse):
     if any(expect_sparse):
         return "a parameter has sparse gradients"
-    return entries.why_unsupported(process_group, parameters)
+    return entries.why_unsupported(parameters)
+
+
+def _control_of(process_group, parameters):
+    return entries.group_of(process_group, parameters[0].device).control
 
 
 def _make(process_group, parameters, find_unused):
-    return Reducer(entries.group_of(process_group), parameters, find_unused)
+    return Reducer(entries.group_of(process_group, parameters[0].device), parameters, find_unused)
 
 
 class Observer(events.Observer):
@@ -470,7 +474,7 @@ class Observer(events.Observer):
 
 
 def install():
-    reducer.on_devices = _why_not, _make
+    reducer.on_devices = _why_not, _control_of, _make
     reducer.at_release.append(entries.release)
     adoption.before_emptying.append(kept.settle)
     events.observe(Observer())

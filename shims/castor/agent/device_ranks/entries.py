@@ -10,6 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import core
 from ..common import tensors
 from ..nodes import grouping
+from ..nodes.control import Control
 from ..precision import masters
 
 _entries = WeakTensorKeyDictionary()
@@ -20,14 +21,15 @@ class Group:
     """The ranks of a process group, each on a device.
 
     ranks    of the whole job, by their number in the group
-    control  the store's group of them, over which they compare what must be alike"""
+    control  the store's group of them, over which they compare what must be alike; where they are on several nodes, a nodes.control.Control"""
 
     def __init__(self, process_group, ranks, control):
         self.process_group, self.ranks, self.control = process_group, ranks, control
         self.rank, self.world = process_group.rank(), process_group.size()
         self.together = process_group._get_backend(torch.device("cuda")).supports_coalescing  # calls can be enqueued as one
         self.optimizers = self.sharded = self.masters = 0  # of whose states, sums and masters owners keep: numbered alike on all ranks
-        self.shares_nothing, self.parameters_on_host, self.passed, self.token = False, 0, 0, None  # of parameters (shared.py)
+        self.one_node = not isinstance(control, Control)
+        self.shares_nothing, self.parameters_on_host, self.passed, self.token = not self.one_node, 0, 0, None  # of parameters (shared.py)
         self.operations = 0  # on all gradients, alike on all ranks: a digest
 
     def broadcast(self, sent, device):
@@ -38,10 +40,14 @@ class Group:
             work.wait()
 
 
-def group_of(process_group):
+def group_of(process_group, device):
+    """`device`: of this rank. The first call is a collective of the ranks."""
     ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _groups:
-        _groups[ranks] = Group(process_group, ranks, grouping.group_of(process_group))
+        one_node = grouping.one_node_of(process_group, device)
+        _groups[ranks] = Group(process_group, ranks, grouping.group_of(process_group) if one_node else Control(ranks))
+        if not one_node and core.plugin_shards() > 2:
+            core.log(2, b"parameters that leave a device are on the host of each rank: the ranks of a node keep them once only where all ranks are on it")
     return _groups[ranks]
 
 
@@ -124,15 +130,15 @@ def release(parameters):
         _entries.pop(p, None)
 
 
-def why_unsupported(process_group, parameters):
-    """Why gradients of these parameters on devices cannot be summed here; None when they can. On every rank together."""
+def why_unsupported(parameters):
+    """Why gradients of these parameters on devices cannot be summed here; None when they can."""
     if len({p.device for p in parameters}) > 1:
         return "its parameters are on several devices"
     for p in parameters:
         why = tensors.why_unsupported(p, "cuda")
         if why:
             return f"a parameter of shape {tuple(p.shape)} cannot be shared: {why}"
-    return None if grouping.one_node_of(process_group, parameters[0].device) else "model data on devices of several nodes stays PyTorch's"
+    return None
 
 
 def view_of(memory, place, like):

@@ -10,20 +10,26 @@ import torch
 
 from .. import core
 from ..common import store
-from ..nodes import peers
+from ..nodes import grouping, peers
 
-ADDRESS = b"127.0.0.1"  # all ranks are on one node
+_ADDRESS_BYTES, _TOKEN_BYTES = 64, 64
 _peers = {}  # a group: the Peer of each of its ranks
 
 
 def peers_of(group):
     """Where each rank can be read. The first call is made by all ranks together."""
     if group not in _peers:
-        port, token = ctypes.c_int(), core.options.job.encode()
-        core.kept_serve(token, ADDRESS, ctypes.byref(port))
-        _peers[group] = [peers.Peer(ADDRESS, int(port), token) for port, in group.control.gather([port.value], "where each rank can be read")]
+        port, token = ctypes.c_int(), core.options.job.encode()[:_TOKEN_BYTES]
+        address = b"127.0.0.1" if grouping.on_one_node() else peers.own_address().encode()
+        core.kept_serve(token, address, ctypes.byref(port))
+        said = [port.value, *address.ljust(_ADDRESS_BYTES, b"\0"), *token.ljust(_TOKEN_BYTES, b"\0")]
+        _peers[group] = [_peer(*map(int, each)) for each in group.control.gather(list(map(float, said)), "where each rank can be read")]
         atexit.register(_leave, group)
     return _peers[group]
+
+
+def _peer(port, *text):
+    return peers.Peer(bytes(text[:_ADDRESS_BYTES]).rstrip(b"\0"), port, bytes(text[_ADDRESS_BYTES:]).rstrip(b"\0"))
 
 
 def _leave(group):
