@@ -253,8 +253,17 @@ class OneProcess(unittest.TestCase):
                                 options=["--nproc", str(ranks)])
             self.assertEqual(lines, plain, errors)
 
+    @runner.long
+    def test_a_conjugate_view_keeps_its_references(self):
+        (line,), _ = run("ddp", [*on_devices(1), sys.executable], "single.py", "conjugate")
+        before, after = line.split()[1:]
+        self.assertEqual(before, after)
+
     def test_each_on_a_device_of_its_own(self):
-        self.compare("small", "zero2", 2, 2)
+        self.assertNotIn("computed whole", self.compare("small", "zero2", 2, 2))
+
+    def test_a_backward_pass_that_rows_would_change(self):
+        self.assertIn("by rows its backward pass makes other gradients", self.compare("normed", "ddp", 2, 2))
 
     def test_more_ranks_than_devices(self):
         self.assertIn("3 ranks share 1 device", self.compare("small", "gemini", 3, 1))

@@ -1,10 +1,10 @@
 """A script of one process that trains on a device, and prints its losses, for run.py:
 
-    single.py small|large|accumulated
+    single.py small|large|normed|accumulated|conjugate
 
-small: with dropout, batch norm and clipping; its optimizer is built before the model comes to the device. large: plain layers, whose model data is three
+normed: a function of the script's divides the gradients of a batch by their norm. small: with dropout, batch norm and clipping; its optimizer is built before the model comes to the device. large: plain layers, whose model data is three
 times the device that run.py gives it. accumulated: with layers that a reentrant checkpoint computes once more, and micro-steps: of CASTOR_ACCUMULATE, or
-by hand."""
+by hand. conjugate: how many references to a tensor there are before and after the allocator hears of a stream that uses it."""
 import os
 import sys
 
@@ -16,6 +16,26 @@ from torch.utils.checkpoint import checkpoint
 def small():
     model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 5))
     return model, torch.optim.AdamW(model.parameters(), 1e-3), 64
+
+
+class Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / grad.norm()
+
+
+class Network(nn.Sequential):
+    def forward(self, x):
+        return super().forward(Normed.apply(x * self[0].weight.mean()))
+
+
+def normed():
+    model = Network(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 5)).cuda()
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), 64
 
 
 def large():
@@ -46,13 +66,23 @@ def accumulated():
     print(f"parameters {sum(p.double().abs().sum().item() for p in model.parameters()):.6g}")
 
 
+def conjugate():
+    seen = torch.ones(4, dtype=torch.complex64, device="cuda").conj()
+    before = seen._use_count()
+    seen.record_stream(torch.cuda.current_stream())
+    print("references", before, seen._use_count())
+
+
 def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if sys.argv[1] == "conjugate":
+        conjugate()
+        return
     if sys.argv[1] == "accumulated":
         accumulated()
         return
-    model, optimizer, width = {"small": small, "large": large}[sys.argv[1]]()
+    model, optimizer, width = {"small": small, "large": large, "normed": normed}[sys.argv[1]]()
     model.cuda()
     for _ in range(6):
         loss = model(torch.randn(10, width).cuda()).pow(2).mean()

@@ -1,5 +1,5 @@
-"""Jobs of ranks on simulated devices with random plugins, budgets, habits, delays and failing calls in one rank: each prints what plain PyTorch does, or ends
-with an error; none hangs.
+"""Jobs of ranks on simulated devices with random plugins, budgets, precisions, habits, delays and failing calls in one rank: each prints what plain PyTorch does
+(in 16 bits, the plugin ddp), or ends with an error; none hangs.
 
     soak.py [--for SECONDS] [--seed N] [--castor build/bin/castor]
     soak.py --each PLUGIN,... [--budget 3M] [--only NAME,...]     each function of the driver, the runtime, cuBLAS and NCCL that a rank calls fails in turn
@@ -24,6 +24,7 @@ PLUGINS = "ddp", "zero1", "zero2", "gemini", "gemini", "fsdp"
 BUDGETS = None, "1M", "3M", "12M"
 HABITS = ("nothing", "momentum", "not_divisible", "written_in_place", "read_by_kernels", "averaged", "saved_and_loaded", "saved_by_rank_0", "other_data",
           "frozen_for_a_while", "in_a_stream_of_its_own", "under_autocast")
+NOT_IN_16_BITS = {"not_divisible", "averaged", "under_autocast"}  # refused there, or not possible in PyTorch
 # Function and code of its failure. Some are the script's own calls, and then PyTorch's error.
 FAILS = (("cudaMalloc", 2), ("cuMemCreate", 2), ("cuMemCreate", 801), ("cuMemMap", 1), ("cuMemUnmap", 999), ("cuMemSetAccess", 801), ("cuMemAddressReserve", 2),
          ("cuMemExportToShareableHandle", 801), ("cuMemImportFromShareableHandle", 801), ("cuMemcpyAsync", 719), ("cuEventRecord", 999), ("cuEventCreate", 2),
@@ -58,23 +59,27 @@ class Soak:
     def ranks(self, count, *words):
         return [*runner.on_devices(4)[:-1], "--", *runner.ranks(count), *words]
 
-    def expected(self, ranks, habits):
-        if (ranks, habits) not in self.plain:
-            with tempfile.TemporaryDirectory(prefix="castor-soak-") as folder:
-                status, out, err = run(self.ranks(ranks, os.path.join(FOLDER, "kept_once.py"), habits), folder, LIMIT_S)
+    def expected(self, ranks, habits, precision):
+        if (ranks, habits, precision) not in self.plain:
+            if precision == "fp32":
+                with tempfile.TemporaryDirectory(prefix="castor-soak-") as folder:
+                    status, out, err = run(self.ranks(ranks, os.path.join(FOLDER, "kept_once.py"), habits), folder, LIMIT_S)
+            else:
+                status, out, err = self.job("ddp", None, ranks, habits, 0, "", "", precision)
             if status:
-                sys.exit(f"plain PyTorch ends with status {status}:\n{err[-2000:]}")
-            self.plain[ranks, habits] = sorted(out.splitlines())
-        return self.plain[ranks, habits]
+                sys.exit(f"what jobs are compared with ends with status {status}:\n{err[-2000:]}")
+            self.plain[ranks, habits, precision] = sorted(out.splitlines())
+        return self.plain[ranks, habits, precision]
 
     def one(self):
         pick = self.random
         plugin, budget, ranks = pick.choice(PLUGINS), pick.choice(BUDGETS), pick.choice((2, 2, 3, 4))
-        habits = ",".join(pick.sample(HABITS, 2))
+        precision = pick.choice(("fp32", "fp32", "bf16", "fp16"))
+        habits = ",".join(pick.sample([habit for habit in HABITS if precision == "fp32" or habit not in NOT_IN_16_BITS], 2))
         name, code = pick.choice(FAILS)
         fail = f"{name}:{pick.choice((pick.randint(1, 5), pick.randint(1, 60), pick.randint(1, 400)))}:{code}" if pick.random() < 0.6 else ""
         delay, rank = pick.choice(DELAYS) if pick.random() < 0.4 else "", pick.randrange(ranks)
-        self.judge(plugin, budget, ranks, habits, rank, fail, delay)
+        self.judge(plugin, budget, ranks, habits, rank, fail, delay, precision)
 
     def each(self, plugin, budget, habits, only):
         """Fails the first, the middle and the last call of each function that rank 1 of 2 calls."""
@@ -89,21 +94,21 @@ class Soak:
             for number in sorted({1, (int(count) + 1) // 2, int(count)}):
                 self.judge(plugin, budget, 2, habits, 1, f"{name}:{number}:{code}", "")
 
-    def job(self, plugin, budget, ranks, habits, rank, fail, delay):
+    def job(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32"):
         with tempfile.TemporaryDirectory(prefix="castor-soak-") as folder:
-            sets = ["--set", f"CASTOR_DEVICE_BUDGET={budget}"] if budget else []
+            sets = [*(["--set", f"CASTOR_DEVICE_BUDGET={budget}"] if budget else []), "--set", f"CASTOR_PRECISION={precision}"]
             words = [os.path.join(FOLDER, "faulty.py"), str(rank), fail, delay, os.path.join(FOLDER, "kept_once.py"), habits]
             return run([self.castor, "run", "--plugin", plugin, "--log-dir", "log", *sets, "--set", "CASTOR_DEBUG=1", "--", *self.ranks(ranks, *words)],
                        folder, LIMIT_S)
 
-    def judge(self, plugin, budget, ranks, habits, rank, fail, delay):
-        expected, begin = self.expected(ranks, habits), time.monotonic()
-        status, out, err = self.job(plugin, budget, ranks, habits, rank, fail, delay)
+    def judge(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32"):
+        expected, begin = self.expected(ranks, habits, precision), time.monotonic()
+        status, out, err = self.job(plugin, budget, ranks, habits, rank, fail, delay, precision)
         self.jobs += 1
         wrong = self.wrong(status, sorted(out.splitlines()), err, expected, fail)
         self.errors += status not in (0, None)
         self.failed += wrong is not None
-        what = f"{plugin} on {ranks}, budget {budget}, {habits}; rank {rank}: fails {fail or 'nothing'}, delays {delay or 'nothing'}"
+        what = f"{plugin} on {ranks}, budget {budget}, {precision}, {habits}; rank {rank}: fails {fail or 'nothing'}, delays {delay or 'nothing'}"
         print(f"{'FAILED' if wrong else 'ok' if status == 0 else 'error'} {time.monotonic() - begin:.0f} s: {what}{': ' + wrong if wrong else ''}", flush=True)
         if wrong:
             print("\n".join("    " + line for line in err.splitlines()[-25:]), flush=True)

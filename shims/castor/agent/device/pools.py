@@ -12,10 +12,17 @@ import torch
 from .. import patching
 
 _use_mem_pool = torch.cuda.memory.use_mem_pool
-_record_stream = torch.Tensor.record_stream
+_stock_record_stream = torch.Tensor.record_stream
 _lock = threading.RLock()  # of both; what is freed while it is held may come here again
 _open = {}  # device: how many pools are open, in all threads
 _untold = {}  # device: the (tensor, stream) of which the allocator hears when they are closed
+
+
+def _record_stream(t, stream):
+    """Of a conjugate or a negated view PyTorch 2.11 drops a reference too many: its fallback for these takes the tensor for a result."""
+    if t.is_conj() or t.is_neg():
+        t = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
+    _stock_record_stream(t, stream)
 
 
 @contextlib.contextmanager
@@ -54,7 +61,7 @@ def _told_while_closed(stock):
         if self.device.type != "cuda":
             return stock(self, stream)
         with _lock:
-            stock(self, stream)
+            _record_stream(self, stream)
             if _open.get(self.device.index):
                 _untold.setdefault(self.device.index, []).append((self.detach(), stream))
 

@@ -7,6 +7,7 @@ import weakref
 import zlib
 
 import torch
+import torch.distributed as dist
 
 from .. import core
 from ..common import store
@@ -20,7 +21,8 @@ def peers_of(group):
     """Where each rank can be read. The first call is made by all ranks together."""
     if group not in _peers:
         port, token = ctypes.c_int(), core.options.job.encode()[:_TOKEN_BYTES]
-        address = b"127.0.0.1" if grouping.on_one_node() else peers.own_address().encode()
+        one_node = grouping.on_one_node() or not dist.is_initialized()  # of the whole job: this rank has one address
+        address = b"127.0.0.1" if one_node else peers.own_address().encode()
         core.kept_serve(token, address, ctypes.byref(port))
         said = [port.value, *address.ljust(_ADDRESS_BYTES, b"\0"), *token.ljust(_TOKEN_BYTES, b"\0")]
         _peers[group] = [_peer(*map(int, each)) for each in group.control.gather(list(map(float, said)), "where each rank can be read")]

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .. import core, patching
 from ..common import store, traced
 from ..process import events
-from . import contents, losses, randomness, rows, script_process, streams, trial
+from . import backward_trial, contents, losses, randomness, rows, script_process, streams, trial
 
 _LARGE = 1 << 20  # bytes of a tensor above which a look at some of them must do
 
@@ -126,6 +126,7 @@ class Boundary:
         before, given = contents.Snapshot(modules), contents.Given((args, kwargs), (own_args, own_kwargs), keeps=True)
         self._shared += [(path, tensor, self._age()) for path, tensor in before.shared]
         made, changes, why = None, {}, ""
+        passes = self._passes(modules, (args, kwargs))
         try:
             with trial.unheard():
                 made = self._rows_of(stock, module, division, own_args, own_kwargs)
@@ -138,7 +139,11 @@ class Boundary:
         if self._all_well(why):
             try:
                 made = self._join(division, before, made, form)
-                made, changes = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf), before.changed()
+                changes = before.changed()
+                with trial.unheard():
+                    for each in passes[:1]:
+                        each.go_back(made)
+                made = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
             except core.GroupError:
                 raise
             except (rows.Apart, core.Error) as error:  # (a loss that has no right weights)
@@ -149,18 +154,37 @@ class Boundary:
             raise core.GroupError(f"castor: {type(module).__name__} changes {lost[0]} in its forward, which is too large to be kept for a trial: run this "
                                   "script on one rank, or set CASTOR_AUDIT=0")
         result = self._computed_whole(stock, module, args, kwargs)
+        sums = len(form.sums)
         made = trial.added(made, result, division.totals, form.sums)
         early = form.left > 0
         why = why or trial.difference(made, result, early) or trial.difference(changes, before.changed(), early, "changes what it holds in another way")
+        shares = len(form.sums) == sums  # those of losses were right
+        if passes and self._all_well(why) and shares:
+            why = self._compared(passes, modules, result)
         if not self._all_well(why):
             form.whole = True
             if not early:
                 why = f"{why or 'by rows it has other results on another rank'}. That began after its first calls: since half as many calls as there were, results may differ"
             self._say_whole(module, why or "by rows it has other results on another rank", 2 if early else 1)
         elif early:
-            form.left -= 1
+            form.left -= shares or not passes
             self.settled = True
         return result
+
+    def _passes(self, modules, arguments):
+        """For a trial of the backward passes too: of the call by rows, and of the whole one. Where an audit can be, it is none."""
+        if not torch.is_grad_enabled() or not torch.cuda.is_initialized():
+            return ()
+        inputs = backward_trial.inputs_of(modules, arguments)
+        return (backward_trial.Pass(inputs), backward_trial.Pass(inputs)) if any(t.is_cuda for t in inputs) else ()
+
+    def _compared(self, passes, modules, result):
+        by_rows, whole = passes
+        after = contents.Snapshot(modules)
+        with trial.unheard():
+            whole.go_back(result)
+        after.put_back()
+        return backward_trial.differs(self.job, by_rows, whole)
 
     def _all_well(self, why):
         """On all ranks of a trial: whether no rank has found a reason against it."""

@@ -1,0 +1,92 @@
+"""A trial of a model's backward pass, on devices, where no audit can compare gradients (audit.py): do the rows of a call make the gradients of the whole?
+
+Both calls go back from the same gradient of their results. What comes to parameters and arguments is sketched as it comes, and not kept."""
+import ctypes
+import threading
+
+import torch
+
+from .. import core
+from ..common import graph, tensors
+from ..process import events
+from . import exchange, randomness, rows
+
+_SEED = 23
+_HALF = torch.float16, torch.bfloat16
+
+
+class Pass:
+    """Sketches of the gradients of `inputs`. failed: the pass raised, as it would for a script that asks for gradients twice."""
+
+    def __init__(self, inputs):
+        self.inputs, self.half, self.failed = inputs, False, False
+        self.sketches = torch.zeros(len(inputs), core.SKETCH_BUCKETS, dtype=torch.float64)
+        self._lock = threading.Lock()
+
+    def go_back(self, result):
+        """`result`: of a call, whose graph stays."""
+        outputs = list({id(leaf): leaf for leaf, _ in rows.leaves(result) if _is_output(leaf)}.values())
+        if not outputs:
+            self.failed = True
+            return
+        self.half = any(t.dtype in _HALF for t in (*self.inputs, *outputs)) or any(
+            type(node).__name__ == "ToCopyBackward0" for node in graph.nodes(outputs))
+        handles = [t.register_hook(self._sketching(number)) for number, t in enumerate(self.inputs)]
+        try:
+            events.run_unheard(outputs, [_gradient_like(t) for t in outputs], self.inputs)
+        except core.GroupError:
+            raise
+        except Exception:  # checkpoints and compiled graphs that can be gone through once
+            self.failed = True
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _sketching(self, number):
+        def sketch(grad):
+            if grad.layout is torch.strided and grad.dtype in tensors.DTYPES:
+                here = grad.detach().contiguous().cpu()
+                with self._lock:
+                    core.sketch_add(tensors.DTYPES[here.dtype], here.data_ptr(), here.numel(), 1.0,
+                                    ctypes.cast(self.sketches[number].data_ptr(), ctypes.POINTER(ctypes.c_double)))
+            return grad.new_zeros(()).expand(grad.shape)
+
+        return sketch
+
+
+def _is_output(leaf):
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None and leaf.is_floating_point() and rows.is_plain(leaf) and leaf.numel() > 0
+
+
+def _gradient_like(t):
+    """As of a loss that is a mean."""
+    if not t.dim():
+        return torch.ones_like(t)
+    generator = torch.Generator(t.device).manual_seed(_SEED)
+    return torch.randn(t.shape, generator=generator, device=t.device).div_(t.numel()).to(t.dtype)
+
+
+def inputs_of(modules, arguments):
+    """What gradients go to: parameters of the modules (name, module), and tensors among the arguments."""
+    found = [p for _, m in modules for p in m._parameters.values() if p is not None and p.requires_grad]
+    found += [leaf for leaf, _ in rows.leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.requires_grad and rows.is_plain(leaf)]
+    return list({id(t): t for t in found}.values())
+
+
+def differs(job, by_rows, whole):
+    """Why the gradients of a call by rows, of which each rank has N times its part, are not those of the whole call; empty: they are. On all ranks together."""
+    every = exchange.gathered(job, by_rows.sketches, "sketches of gradients").view(torch.float64).view(job.world, -1)
+    failed = any(bad for bad, in job.group.gather([float(by_rows.failed or whole.failed)], "whether gradients can be compared"))
+    if failed:
+        return ""
+    found = core.Audit(verdict=core.AUDIT_UNKNOWN, whole_loss=float("nan"), split_loss=float("nan"), ranks=1)
+    found.rounding = core.AUDIT_LOOSE if randomness.drawn_loosely() else core.AUDIT_HALF if by_rows.half or whole.half else core.AUDIT_SINGLE
+    core.audit_compare(_doubles(whole.sketches), _doubles(every.mean(0)), len(whole.inputs), found)
+    if found.verdict != core.AUDIT_DIFFERENT:
+        return ""
+    return f"by rows its backward pass makes other gradients, most for shape {tuple(whole.inputs[found.worst].shape)}"
+
+
+def _doubles(sketches):
+    flat = sketches.contiguous().view(-1)
+    return (ctypes.c_double * flat.numel()).from_buffer_copy(flat.numpy().tobytes())
