@@ -86,7 +86,8 @@ class Bucket:
     def _lies_in(part, address):
         p = part.parameter()
         grad = None if p is None else sums.grad_of(p)
-        return grad is not None and (grad.data_ptr(), grad.shape, grad.stride()) == (address + part.place.offset, p.shape, p.stride())
+        found = None if grad is None else (grad.data_ptr(), grad.dtype, grad.shape, grad.stride())
+        return found == (address + part.place.offset, part.bucket.dtype, p.shape, p.stride())
 
 
 class Synchronizer:

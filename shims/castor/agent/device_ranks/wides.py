@@ -140,7 +140,8 @@ def share(group, fresh):
         else:
             _Away(p, (tuple(values.shape), values.stride()), all_, entry.owner, number)
     del wide, values
-    homes.release(homes.STATE, all_.device.index)
+    if homes.available(all_.device.index):
+        homes.release(homes.STATE, all_.device.index)
     all_.show()
 
 
