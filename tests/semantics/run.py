@@ -241,6 +241,8 @@ class Suite:
         group = [row for row in group if row not in failed]
         if not group:
             return
+        if self.args.devices:
+            group = [rows_devices.under(row, plugin) for row in group]
         folder = os.path.join(self.work, "runs", f"{plugin}-{ranks}", f"{group[0].script[:-3]}-{slug(group[0].title)}")
         finished = self.start(group, ranks, plugin, folder)
         if plugin in ENGINES and finished.status == 0 and not group[0].expect.refused:

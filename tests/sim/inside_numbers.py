@@ -163,6 +163,17 @@ def test_layers_in_half_precision():
     both(run, torch.randn(7, 9, dtype=torch.float16))
 
 
+def test_softmax_of_halves_in_float():
+    """As autocast asks for it."""
+    def run(x):
+        x = x.requires_grad_()
+        out = x.softmax(-1, dtype=torch.float32), x.log_softmax(-1, dtype=torch.float32)
+        (out[0].square().sum() + out[1][:, 0].sum()).backward()
+        return *out, x.grad
+    both(run, torch.randn(7, 9, dtype=torch.bfloat16))
+    both(run, torch.randn(7, 9, dtype=torch.float16))
+
+
 def test_images_with_channels_last():
     def run(x):
         torch.manual_seed(1)

@@ -80,6 +80,23 @@ def grid_sampler_backward(source, grid, gradient):
     return aten.grid_sampler_2d_backward(gradient, source, grid, 0, 0, True, [True, True])
 
 
+def _to_float(operator):
+    """Softmax of 16 bits that gives floats, as autocast asks for it: the CPU has no such kernel."""
+    return lambda source, dim, half_to_float, **out: operator(source.float() if half_to_float else source, dim, False, **out)
+
+
+def _from_float(operator):
+    """Its backward, which gives 16 bits."""
+
+    def compute(gradient, result, dim, input_dtype, **out):
+        if gradient.dtype is input_dtype:
+            return operator(gradient, result, dim, input_dtype, **out)
+        made = operator(gradient, result, dim, gradient.dtype).to(input_dtype)
+        return next((given.copy_(made) for given in out.values()), made)
+
+    return compute
+
+
 def batch_norm(source, weight, bias, mean, variance, training, momentum, epsilon):
     out, saved, inverse = aten.native_batch_norm(source, weight, bias, mean, variance, training, momentum, epsilon)
     return out, saved, inverse, torch.empty(0, dtype=torch.uint8)
@@ -114,6 +131,10 @@ def stand_ins():
     return {
         **products, **sums, **composed,
         "copy_": StandIn(plain=copy_is_plain, everywhere=True),
+        "_softmax": StandIn(_to_float(aten._softmax)),
+        "_log_softmax": StandIn(_to_float(aten._log_softmax)),
+        "_softmax_backward_data": StandIn(_from_float(aten._softmax_backward_data)),
+        "_log_softmax_backward_data": StandIn(_from_float(aten._log_softmax_backward_data)),
         "native_dropout": StandIn(dropout),
         "native_dropout_backward": StandIn(dropout_backward),
         **attentions,
