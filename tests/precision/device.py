@@ -110,17 +110,13 @@ def main():
     for step in range(first, first + STEPS):
         chance = torch.Generator().manual_seed(step)
         words, classes = (torch.randint(0, high, size, generator=chance)[RANK::RANKS].to(on) for high, size in ((300, (16, 8)), (10, (16,))))
-        share, is_last = (2, step % 2 == 1) if "by hand" in habits else (1, True)  # of micro-steps
-        if share == 1 or not is_last:
-            optimizer.zero_grad()
-        micro = whole.no_sync() if "apart" in habits and step == 3 or not is_last else contextlib.nullcontext()
-        with micro:
+        optimizer.zero_grad()
+        with whole.no_sync() if "apart" in habits and step == 3 else contextlib.nullcontext():
             with torch.autocast("cuda", torch.bfloat16) if "autocast" in habits else contextlib.nullcontext():
                 loss = F.cross_entropy(whole(words), classes)
-            ((loss * 1e7 if step == 2 and RANK == RANKS - 1 else loss) / share).backward()
+            (loss * 1e7 if step == 2 and RANK == RANKS - 1 else loss).backward()
         norm = None if "not clipped" in habits else nn.utils.clip_grad_norm_(model.parameters(), 0.05).item()
-        if is_last:
-            captured(optimizer) if "captured" in habits else optimizer.step()
+        captured(optimizer) if "captured" in habits else optimizer.step()
         say(f"step {step} loss {loss.item()!r} norm {norm!r}")
         after_step(habits, model, step)
     say(f"held {digests(held)}")

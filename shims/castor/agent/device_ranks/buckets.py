@@ -112,7 +112,7 @@ class Synchronizer:
             self._hook(part)
 
     def _adopt(self, parameters):
-        fresh = wides.adopt(parameters)
+        fresh = adoption.adopt_masters(parameters)
         loss_scale.sum_over(self.group, parameters)
         found, places, count = entries.adopt(self.group, parameters)
         self.buckets = [Bucket(number) for number in range(count)]

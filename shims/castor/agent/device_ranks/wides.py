@@ -9,7 +9,7 @@ import torch
 
 from .. import core
 from ..common import tensors
-from ..device import adoption, homes
+from ..device import homes
 from ..precision import masters
 from . import entries, kept
 
@@ -119,13 +119,8 @@ def _tell_of_held():
                     b"change them in place. Steps are faster if it drops them, or keeps a copy.deepcopy()")
 
 
-def adopt(parameters):
-    """Parameters that have no masters yet become 16 bits. Returns these."""
-    return adoption.adopt_masters(parameters)
-
-
 def share(group, fresh):
-    """What adopt() has returned has owners now, who keep the masters alone. On all ranks together."""
+    """Parameters that have got masters (adoption.adopt_masters) have owners now, who keep these alone. On all ranks together."""
     some = [(p, entry) for p, entry in ((p, entries.entry_of(p)) for p in fresh) if entry.group is group]
     if not some:
         return

@@ -8,11 +8,11 @@ import torch
 
 from .. import core
 from ..common import graph, tensors
+from ..precision import casts
 from ..process import events
 from . import exchange, randomness, rows
 
 _SEED = 23
-_HALF = torch.float16, torch.bfloat16
 
 
 class Pass:
@@ -29,7 +29,7 @@ class Pass:
         if not outputs:
             self.failed = True
             return
-        self.half = any(t.dtype in _HALF for t in (*self.inputs, *outputs)) or any(
+        self.half = any(t.dtype in casts.HALF for t in (*self.inputs, *outputs)) or any(
             type(node).__name__ == "ToCopyBackward0" for node in graph.nodes(outputs))
         handles = [t.register_hook(self._sketching(number)) for number, t in enumerate(self.inputs)]
         try:
