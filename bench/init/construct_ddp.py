@@ -23,6 +23,7 @@ parser.add_argument("--vocabulary", type=int, required=True)
 parser.add_argument("--apply", action="store_true", help="initialize all weights a second time, as minGPT and nanoGPT do")
 parser.add_argument("--apart", action="store_true", help="a seed of its own for each rank")
 parser.add_argument("--no-wrap", action="store_true")
+parser.add_argument("--devices", action="store_true", help="move the model to this rank's device")
 args = parser.parse_args()
 
 
@@ -43,7 +44,10 @@ def wait_for(name):
         time.sleep(0.02)
 
 
-dist.init_process_group("gloo")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if args.devices else torch.device("cpu")
+if args.devices:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if args.devices else "gloo")
 rank = dist.get_rank()
 dist.barrier()
 tell("ready")
@@ -52,6 +56,7 @@ torch.manual_seed(1 + (rank if args.apart else 0))
 model = GPT(args.vocabulary, args.width, args.layers, args.width // 64, 1024)
 if args.apply:
     model.apply(initialize)
+model = model.to(device)
 tell("built")
 if not args.no_wrap:
     model = DistributedDataParallel(model)
@@ -59,7 +64,7 @@ tell("wrapped")
 wait_for("end")
 digest = hashlib.blake2b(torch.get_rng_state().numpy(), digest_size=16)
 for parameter in model.parameters():
-    digest.update(parameter.detach().reshape(-1).view(torch.uint8).numpy())
+    digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy())
 tell("digest", digest=digest.hexdigest(), parameters=sum(p.numel() for p in model.parameters()))
 dist.barrier()
 dist.destroy_process_group()

@@ -3,7 +3,8 @@
 
 The same script runs plainly, under Castor, and with CASTOR_LAZY_INIT=1. Memory is that of all ranks (PSS) and what memory files
 hold that nobody has mapped, sampled all the time, above what the same processes take before they make the model. Parameters and
-random states must be the same, bit for bit. ../README.md has the ways of measuring.
+random states must be the same, bit for bit. With --devices each rank then moves the model to a simulated device (tests/sim), whose budget leaves the parameters
+on the host. ../README.md has the ways of measuring.
 """
 
 import json
@@ -94,11 +95,14 @@ class Run:
     def __call__(self):
         width, layers, vocabulary = SIZES[self.args.size]
         under = CONTENDERS[self.contender][2]
-        command = jobs.torchrun(self.args.python, self.args.ranks) + [
+        on_devices = ["--devices"] if self.args.devices else []
+        simulate = [self.args.python, os.path.join(ROOT, "tests", "sim", "simulate"), "--devices", str(self.args.ranks), "--numbers", "--"]
+        command = simulate * bool(on_devices) + jobs.torchrun(self.args.python, self.args.ranks) + [
             SCRIPT, self.folder, "--width", str(width), "--layers", str(layers), "--vocabulary", str(self.args.vocabulary or vocabulary),
-            *self.arguments]
+            *on_devices, *self.arguments]
         if under:
-            command = [self.args.castor, "run", *under, "--log-dir", os.path.join(self.folder, "logs"), "--", *command]
+            budget = ["--set", "CASTOR_DEVICE_BUDGET=1M"] * bool(on_devices)
+            command = [self.args.castor, "run", *under, *budget, "--log-dir", os.path.join(self.folder, "logs"), "--", *command]
         job = jobs.Job(command, os.path.join(self.folder, "output.txt"), jobs.clean_environment())
         ended = threading.Event()
         try:
@@ -144,6 +148,7 @@ def parse_arguments():
     parser.add_argument("--contenders", default="plain,lazy", help="of " + ", ".join(CONTENDERS))
     parser.add_argument("--variants", default="constructors,apply",
                         help="of constructors, apply (all weights a second time), apart (ranks seed differently)")
+    parser.add_argument("--devices", action="store_true", help="move the model to a simulated device of each rank")
     parser.add_argument("--wrap-plain", action="store_true", help="needs 16 bytes a parameter more")
     parser.add_argument("--limit", type=float, default=1.15, help="of `lazy`: the peak, in bytes of the parameters")
     return parser.parse_args()

@@ -9,6 +9,7 @@
 #include "events/gate.h"
 #include "gradients/buckets.h"
 #include "job/options.h"
+#include "job/offers.h"
 #include "job/rendezvous.h"
 #include "nodes/kept.h"
 
@@ -218,4 +219,25 @@ castor_status castor_descriptors_pass(const char *name, int rank, int world, int
                                       uint32_t count) {
     return rendezvous_share(options()->job, name, rank, world, descriptors, (int)count, options()->timeout,
                             NULL);
+}
+
+uint64_t castor_offer_claim(const char *name) {
+    return (uintptr_t)offer_claim(options()->job, name);
+}
+
+castor_status castor_offer_give(uint64_t offer_, const int32_t *descriptors, uint32_t count,
+                                uint32_t takers) {
+    return offer_give((offer *)(uintptr_t)offer_, descriptors, (int)count, takers);
+}
+
+uint32_t castor_offer_end(uint64_t offer_) {
+    return offer_end((offer *)(uintptr_t)offer_);
+}
+
+int castor_offer_take(const char *name, int32_t *descriptors, uint32_t count, double seconds) {
+    return rendezvous_ask(options()->job, name, descriptors, (int)count, seconds);
+}
+
+uint32_t castor_offers_open(void) {
+    return offers_open();
 }

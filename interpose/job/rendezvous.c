@@ -289,20 +289,21 @@ int rendezvous_listen(const char *token, const char *what) {
     return listener;
 }
 
-void rendezvous_answer(int listener, const char *token, const int *descriptors, int count) {
+bool rendezvous_answer(int listener, const char *token, const int *descriptors, int count) {
     int connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC), pid;
     if (connection < 0)
-        return;
+        return false;
     struct hello hello;
     char expected[TOKEN_MAX];
     token_copy(expected, token);
-    if (same_user(connection, &pid) && wait_readable(connection, clock_seconds() + ASK_SECONDS) &&
-        recv(connection, &hello, sizeof hello, 0) == sizeof hello && tokens_equal(hello.token, expected))
-        send_descriptors(connection, descriptors, count);
+    bool sent = same_user(connection, &pid) && wait_readable(connection, clock_seconds() + ASK_SECONDS) &&
+                recv(connection, &hello, sizeof hello, 0) == sizeof hello &&
+                tokens_equal(hello.token, expected) && send_descriptors(connection, descriptors, count);
     close(connection);
+    return sent;
 }
 
-bool rendezvous_ask(const char *token, const char *what, int *descriptors, int count) {
+bool rendezvous_ask(const char *token, const char *what, int *descriptors, int count, double seconds) {
     struct sockaddr_un address;
     socklen_t length = meeting_address(&address, token, what);
     struct hello hello = {.rank = 0};
@@ -313,7 +314,7 @@ bool rendezvous_ask(const char *token, const char *what, int *descriptors, int c
     bool handed = connect(connection, (struct sockaddr *)&address, length) == 0 &&
                   same_user(connection, &pid) &&
                   send(connection, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello &&
-                  wait_readable(connection, clock_seconds() + ASK_SECONDS) &&
+                  wait_readable(connection, clock_seconds() + seconds) &&
                   receive_descriptors(connection, descriptors, count) == 0;
     close(connection);
     return handed;

@@ -17,14 +17,14 @@
 castor_status rendezvous_share(const char *token, const char *group, int rank, int world, int *descriptors,
                                int count, double timeout_seconds, int *pids);
 
-/* The same without rank 0 and without waiting: the first process that makes the descriptors sends them to all that ask.
+/* The same without rank 0 (offers.h, whose thread answers).
  *
  * rendezvous_listen: opens a socket that others find under `what`; -1: another process has it already, or none can be made.
- * rendezvous_answer: answers the next request, when poll reports one.
- * rendezvous_ask: true when the listening process has sent its descriptors, within a second. */
+ * rendezvous_answer: answers the next request, when poll reports one. Whether it was answered.
+ * rendezvous_ask: true when the listening process has sent its descriptors, within so many seconds. */
 int rendezvous_listen(const char *token, const char *what);
-void rendezvous_answer(int listener, const char *token, const int *descriptors, int count);
-bool rendezvous_ask(const char *token, const char *what, int *descriptors, int count);
+bool rendezvous_answer(int listener, const char *token, const int *descriptors, int count);
+bool rendezvous_ask(const char *token, const char *what, int *descriptors, int count, double seconds);
 
 /* For a rank that waits for `other`: an error if that rank has ended with status 0 instead of joining. Works where the
  * launcher has started all `world` ranks. */

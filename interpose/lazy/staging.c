@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/thread.h"
+#include "job/offers.h"
 #include "job/rendezvous.h"
 #include "job/token.h"
 
@@ -370,6 +371,7 @@ static void staging_index_figures(const staging_index *index, staging_figures *o
 #define LOOK_MS       2
 #define RETRY_NS      10000000l
 #define RETRY_SECONDS 0.05
+#define ASK_SECONDS   1.0
 #define MEETING       "the staging area"
 
 static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -408,16 +410,24 @@ static void look(void) {
     pthread_mutex_unlock(&watch_lock);
 }
 
-/* Returns the socket on which others ask; -1: another process answers them. */
-static int staging_find(int fds[2]) {
+/* Others get the two files from this process. */
+static bool staging_offer(offer *claimed, int fds[2]) {
+    if (!staging_index_make(fds))
+        return false;
+    int given[2] = {fcntl(fds[0], F_DUPFD_CLOEXEC, 0), fcntl(fds[1], F_DUPFD_CLOEXEC, 0)};
+    if (offer_give(claimed, given, 2, UINT32_MAX) == CASTOR_OK)
+        return true;
+    close(fds[0]);
+    close(fds[1]);
+    return false;
+}
+
+static void staging_find(int fds[2]) {
     for (;;) {
-        int listener = rendezvous_listen(job, MEETING);
-        if (listener >= 0 && staging_index_make(fds))
-            return listener;
-        if (listener >= 0)
-            close(listener);
-        else if (rendezvous_ask(job, MEETING, fds, 2))
-            return -1;
+        offer *claimed = offer_claim(job, MEETING);
+        if (claimed ? staging_offer(claimed, fds) : rendezvous_ask(job, MEETING, fds, 2, ASK_SECONDS))
+            return;
+        offer_end(claimed);
         nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
     }
 }
@@ -425,20 +435,19 @@ static int staging_find(int fds[2]) {
 static void *watch_main(void *context) {
     (void)context;
     prctl(PR_SET_NAME, "castor-staging");
-    int fds[2], listener = staging_find(fds);
+    int fds[2];
+    staging_find(fds);
     if (staging_join(fds) != CASTOR_OK) {
         LOG_W("CASTOR_LAZY_INIT: %s; parameters are made as without it", error_text());
         return NULL;
     }
     for (;;) {
-        struct pollfd polled[2] = {{.fd = resumed, .events = POLLIN}, {.fd = listener, .events = POLLIN}};
+        struct pollfd polled = {.fd = resumed, .events = POLLIN};
         pthread_mutex_lock(&watch_lock);
         bool idle = !running;
         pthread_mutex_unlock(&watch_lock);
-        if (poll(polled, 2, idle ? -1 : LOOK_MS) > 0 && polled[1].revents)
-            rendezvous_answer(listener, job, fds, 2);
         uint64_t count;
-        if (polled[0].revents && read(resumed, &count, sizeof count) < 0)
+        if (poll(&polled, 1, idle ? -1 : LOOK_MS) > 0 && read(resumed, &count, sizeof count) < 0)
             idle = true;
         if (!idle && staging_is_shared())
             look();

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "0"))
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 OPTIMIZERS = {
     "adam": lambda p: ADAM(p, 1e-3),

@@ -116,6 +116,49 @@ class KeptOnce(unittest.TestCase):
         self.compare(2, self.ALL, "1M")
 
 
+class Arrivals(unittest.TestCase):
+    """CASTOR_LAZY_INIT: large parameters that come to a device's host memory are shared as they come, and are plain PyTorch's."""
+
+    maxDiff = None
+    OPTIONS = "CASTOR_DEVICE_BUDGET=1M", "CASTOR_LAZY_INIT=1"
+    ONCE = "alike", "late", "tied", "frozen", "made_again", "pinned"  # of these no rank has a copy for itself
+    ALL = *ONCE, "doubled", "apart", "zeroed_on_one_rank", "loaded", "equal_layers", "of_one_rank_too"
+    SHORT = "late", "zeroed_on_one_rank", "equal_layers"
+
+    def check(self, errors, ranks, ways, rest):
+        """rest: bytes of each rank beside the node's parameters, which are matrices in whole units of 2 MiB, and vectors."""
+        for way in ways:
+            found = [tuple(map(int, values)) for values in re.findall(f"rank \\d+: {way}: (\\d+) (\\d+) (\\d+) bytes of (\\d+) on the host", errors)]
+            self.assertEqual(len(found), ranks, errors)
+            if way in self.ONCE:
+                for once in list(zip(*found))[:2]:  # its step may need a copy, for a while
+                    self.assertLessEqual(sum(once), 1.2 * found[0][-1] + ranks * rest, f"{way}: {found}")
+
+    def compare(self, ranks, ways, rest=4 << 20):
+        plain, _ = job(None, ranks, "arrivals.py", ",".join(ways))
+        lines, errors = job("gemini", ranks, "arrivals.py", ",".join(ways), settings=self.OPTIONS)
+        self.assertEqual(sorted(lines), sorted(plain), errors)
+        self.check(errors, ranks, ways, rest)
+
+    def test_with_two_ranks(self):
+        self.compare(2, self.SHORT)
+
+    @runner.long
+    def test_all_ways(self):
+        self.compare(2, self.ALL)
+
+    @runner.long
+    def test_with_four_ranks(self):
+        self.compare(4, (*self.ALL, "in_groups_of_two"))
+
+    @runner.long
+    def test_under_nproc(self):
+        ways = [way for way in self.ALL if way not in ("apart", "zeroed_on_one_rank")]  # there is one rank, for the script
+        plain, _ = run(None, [*on_devices(1), sys.executable], "arrivals.py", ",".join(ways))
+        lines, errors = run("gemini", [*on_devices(2), sys.executable], "arrivals.py", ",".join(ways), settings=self.OPTIONS, options=["--nproc", "2"])
+        self.assertEqual(len(lines), len(plain), errors)
+
+
 class Memory(unittest.TestCase):
     """Bytes of a device per parameter with Adam, fp32 unless said (docs/device-ranks.md)."""
 

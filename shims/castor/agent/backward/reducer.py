@@ -25,7 +25,8 @@ ASIDE = {  # methods of DistributedDataParallel: why one that is called leaves t
 
 
 at_release = []  # called with parameters whose gradients PyTorch's reducer sums from there on
-on_devices = None  # for parameters on devices: (why_not(parameters, expect_sparse), control_of(process_group, parameters), make(process_group, parameters, find_unused))
+on_devices = None  # for parameters on devices: (why_not(parameters, expect_sparse), control_of(process_group, parameters), make(process_group, parameters, find_unused),
+                   # have_alike(process_group, parameters))
 
 
 def why_not(parameters, process_group, expect_sparse):
@@ -191,7 +192,10 @@ def _adopt_before_broadcast(stock):
         if not lazy.was_wanted():
             return stock(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs)
         ignored = set(params_and_buffers_to_ignore)
-        named = {name: p for name, p in module.named_parameters() if name not in ignored and p.requires_grad}
+        named = {name: p for name, p in module.named_parameters() if name not in ignored}
+        if src == 0 and serves_on_devices(named.values()):
+            ignored |= {name for name, is_alike in zip(named, on_devices[3](process_group, list(named.values()))) if is_alike}
+        named = {name: p for name, p in named.items() if p.requires_grad}
         sparse = any(getattr(m, "sparse", False) for m in module.modules())
         if src == 0 and named and not serves_on_devices(named.values()) and masters.dtype is None and not why_not(named.values(), process_group, [sparse]):
             store.adopt(grouping.group_of(process_group), list(named.values()))

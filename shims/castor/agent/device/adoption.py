@@ -23,6 +23,7 @@ _held = WeakTensorKeyDictionary()  # parameter on a device that is short of memo
 _pressed = core.options.device_budget != -1  # some model data is on the host, or may come to be there
 _installed = False
 before_emptying = []  # called by torch.cuda.empty_cache: free what is held for others
+placing = None  # called with `fn` of Module._apply and its device: a function that does it, in homes, and more; None: nothing more is to be done
 _held_told = {}  # device: the bytes that were counted last
 
 
@@ -174,9 +175,10 @@ def _apply_in_homes(apply):
         if device is None:
             return apply(self, fn, recurse)
         thread.within = True
+        place = placing(fn, device) if placing is not None else None
         try:
-            with homes.born(homes.PARAMETER, device):
-                result = apply(self, fn, recurse)
+            with homes.born(homes.PARAMETER, device) if place is None else contextlib.nullcontext():
+                result = apply(self, place or fn, recurse)
         finally:
             thread.within = False
         look(self.parameters())

@@ -16,7 +16,7 @@ from ..common import store, tensors
 from ..device import adoption, homes
 from ..precision import loss_scale, masters
 from ..process import events
-from . import alike, entries, kept, shared, sums, wides
+from . import alike, arrivals, entries, kept, shared, sums, wides
 
 IN_FLIGHT = 3  # collectives of a backward, where owners alone keep the sums: so many buckets are there at a time
 
@@ -464,6 +464,11 @@ def _control_of(process_group, parameters):
     return entries.group_of(process_group, parameters[0].device).control
 
 
+def _have_alike(process_group, parameters):
+    group = entries.group_of(process_group, parameters[0].device)
+    return shared.arrived_alike(group, parameters) if shared.serves(group) else [False] * len(parameters)
+
+
 def _make(process_group, parameters, find_unused):
     return Reducer(entries.group_of(process_group, parameters[0].device), parameters, find_unused)
 
@@ -475,7 +480,8 @@ class Observer(events.Observer):
 
 
 def install():
-    reducer.on_devices = _why_not, _control_of, _make
+    reducer.on_devices = _why_not, _control_of, _make, _have_alike
+    arrivals.install()
     reducer.at_release.append(entries.release)
     adoption.before_emptying.append(kept.settle)
     events.observe(Observer())

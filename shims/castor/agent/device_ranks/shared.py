@@ -7,7 +7,6 @@ two collectives in the order of the stream, and no host waits. Pages of a rank's
 What is no matrix is read by kernels that could write it: it stays on every rank, and owners broadcast it."""
 import collections
 import ctypes
-import os
 import zlib
 
 import torch
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from .. import core
 from ..common import tensors
 from ..device import homes
-from . import alike
+from . import alike, arrivals, pages
 
 AT_ONCE = 256 << 20  # bytes that are on the host once more while they come to be shared
 _ON_DEVICE, _ON_HOST, _SHARED, _STAYS = range(4)  # what ranks tell each other of a parameter
@@ -52,14 +51,8 @@ class Node:
     __slots__ = "address", "view", "home"
 
     def __init__(self, p, beside, home):
-        self.address, self.view, self.home = p.data_ptr(), _over(beside, p), home
+        self.address, self.view, self.home = p.data_ptr(), pages.over(beside, p), home
         home.count += 1
-
-
-def _over(address, like):
-    size = like.numel() * like.element_size()
-    storage = torch._C._construct_storage_from_data_pointer(address, like.device, size)
-    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, 0, like.shape, like.stride())
 
 
 def serves(group):
@@ -69,10 +62,6 @@ def serves(group):
 def _may(p):
     """Whether it is worth it: a matrix, with memory that can be laid out alike."""
     return p.dim() > 1 and p.numel() and tensors.is_dense(p)
-
-
-def _is_whole(p):
-    return p.storage_offset() == 0 and p.untyped_storage().nbytes() == p.numel() * p.element_size()
 
 
 def is_due(group, some):
@@ -106,21 +95,58 @@ def share(group, some):
     """What is on the host of some rank is shared from now on. On all ranks together, with the same parameters, which have the same values."""
     if not some or not serves(group):
         return
-    every = group.control.gather([float(state) for state in _states(some)], "which parameters are on the host")
-    chosen = []
-    for (p, entry), states in zip(some, zip(*every)):
+    came = arrivals.told([p for p, _ in some])
+    said = [float(value) for state, (number, given) in zip(_states(some), came) for value in (state, number, given)]
+    every = group.control.gather(said, "which parameters are on the host")
+    chosen, arrived = [], []
+    for number, ((p, entry), (mark, _)) in enumerate(zip(some, came)):
+        states, marks, given = zip(*(said[3 * number:3 * number + 3] for said in every))
         if all(state == _SHARED for state in states):
             continue
         entry.node = None
         entry.stays = entry.stays or _STAYS in states or _SHARED in states
-        if not entry.stays and _ON_HOST in states:
-            chosen.append((p, entry))
+        if not entry.stays and mark and len(set(marks)) == 1 and sum(given) == group.world - 1:
+            arrived.append((p, entry))
+        else:
+            if mark:
+                core.homes_part(pages.addresses([p]), 1)
+            if not entry.stays and _ON_HOST in states:
+                chosen.append((p, entry))
+    arrivals.forget([p for p, _ in some])
+    if arrived:
+        chosen += _share_arrived(group, arrived)
     while chosen and serves(group):
         size, count = 0, 0
         while count < len(chosen) and (not count or size + chosen[count][0].nbytes <= AT_ONCE):
             size, count = size + chosen[count][0].nbytes, count + 1
         _share(group, chosen[:count])
         chosen = chosen[count:]
+
+
+def _share_arrived(group, some):
+    """Parameters that have the same pages on all ranks. Returns those that were given other values since."""
+    every = group.control.gather([float(differs) for differs in _differ([p for p, _ in some])], "whether parameters are as they arrived")
+    same, other = [], []
+    for pair, ranks in zip(some, zip(*every)):
+        (other if any(ranks) else same).append(pair)
+    starts = pages.addresses([p for p, _ in other])
+    core.homes_part(starts, len(starts))
+    if same:
+        _end(group, _join(group, same, [p.data_ptr() for p, _ in same]))
+    return other
+
+
+@torch.no_grad()
+def _differ(some):
+    """For each parameter, whether the shared pages of its home have other values."""
+    return [not joined and not torch.equal(pages.over(beside, p), p.detach()) for p, beside, joined in zip(some, pages.beside(some), pages.are_joined(some))]
+
+
+def arrived_alike(group, some):
+    """For each parameter, whether it arrived on all ranks in the same pages, which nobody has left. On all ranks together."""
+    numbers = [float(number if joined else 0) for (number, _), joined in zip(arrivals.told(some), pages.are_joined(some))]
+    every = group.control.gather(numbers, "which parameters the ranks share")
+    return [numbers[0] > 0 and len(set(numbers)) == 1 for numbers in zip(*every)]
 
 
 def _agree(group, this, what):
@@ -132,31 +158,34 @@ def _share(group, some):
     starts = _move(group, some)
     if not starts:
         return
-    why = _pass(group, _numbers(starts))
+    why = _pass(group, pages.numbers(starts))
     if why is None:
         why = _join(group, [(p, entry) for p, entry in some if not entry.stays], starts)
+    _end(group, why)
+
+
+def _end(group, why):
+    """The ranks share what they could; why: None, or why there is no more."""
     if why is not None:
         group.shares_nothing = True
     if why:
         core.log(2, f"each rank keeps all parameters on the host: {why.removeprefix('castor: ')}".encode())
 
 
-def _numbers(values):
-    return (ctypes.c_uint64 * len(values))(*values)
-
-
-@torch.no_grad()
 def _join(group, some, starts):
-    """Homes whose parameters have the values of rank 0 on all ranks are joined. Returns why not, "" if another rank says it."""
-    besides, homes_of = _besides([p for p, _ in some]), [start for start, _ in _homes_of([p for p, _ in some])]
-    other = {start for (p, _), beside, start in zip(some, besides, homes_of) if not torch.equal(_over(beside, p), p.detach())}
+    """Homes whose parameters have the values of the shared pages on all ranks are joined. Returns why not, "" if another rank says it."""
+    parameters = [p for p, _ in some]
+    besides, homes_of = pages.beside(parameters), [start for start, _ in pages.homes_of(parameters)]
+    other = {start for start, differs in zip(homes_of, _differ(parameters)) if differs}
     every = group.control.gather([float(start in other) for start in starts], "whether parameters are alike")
     apart = [start for start, ranks in zip(starts, zip(*every)) if any(ranks)]
     joins = [start for start in starts if start not in apart]
-    core.homes_part(_numbers(apart), len(apart))
-    why = _tried(core.homes_join, _numbers(joins), len(joins))
+    core.homes_part(pages.numbers(apart), len(apart))
+    there = {start for start, joined in zip(homes_of, pages.are_joined(parameters)) if joined}
+    fresh = [start for start in joins if start not in there]
+    why = pages.tried(core.homes_join, pages.numbers(fresh), len(fresh))
     if not _agree(group, why is None, "whether memory is shared"):
-        core.homes_part(_numbers(joins), len(joins))
+        core.homes_part(pages.numbers(joins), len(joins))
         return why or ""
     kept = {start: Home(start) for start in joins}
     for (p, entry), beside, start in zip(some, besides, homes_of):
@@ -171,11 +200,11 @@ def _move(group, some):
     """Moves the parameters into homes that hold nothing else, and are laid out alike on all ranks. Returns these; what is not alike stays."""
     device = some[0][0].device
     pools = homes.apart(homes.PARAMETER, device.index)
-    moved = [_is_whole(p) and _moves(p, pools) for p, _ in some]
+    moved = [pages.is_whole(p) and _moves(p, pools) for p, _ in some]
     pools.clear()
     homes.release(homes.PARAMETER, device.index)
     torch._C._cuda_emptyCache()  # segments of pools that were released before go only so
-    found = _homes_of([p for p, _ in some])
+    found = pages.homes_of([p for p, _ in some])
     numbers = {start: number for number, start in enumerate(dict.fromkeys(start for start, _ in found))}
     said = [float(value) for (p, _), is_moved, (start, size) in zip(some, moved, found)
             for value in (is_moved, numbers[start], p.data_ptr() - start if start else 0, size)]
@@ -201,23 +230,14 @@ def _moves(p, pools):
         return False
 
 
-def _tried(call, *arguments):
-    """Why it fails; None: it does not."""
-    try:
-        call(*arguments)
-    except core.Error as error:
-        return str(error)
-    return None
-
-
 def _pass(group, starts):
     """The pages of rank 0's homes become those that all ranks share. Returns why not, "" if another rank says it."""
     group.passed += 1
     name = f"homes-{zlib.crc32(repr(tuple(group.ranks)).encode())}-{group.passed}"
     pieces = core.homes_pieces(starts, len(starts))
-    descriptors = (ctypes.c_int32 * pieces)()
+    descriptors = pages.descriptors(pieces)
     first = group.rank == 0
-    why = _tried(core.homes_offer, starts, len(starts), descriptors) if first else None
+    why = pages.tried(core.homes_offer, starts, len(starts), descriptors) if first else None
     if not _agree(group, why is None, "whether memory can be shared"):
         return why or ""
     try:
@@ -226,39 +246,14 @@ def _pass(group, starts):
             some = (ctypes.c_int32 * count).from_buffer(descriptors, 4 * at)
             core.descriptors_pass(f"{name}-{at}".encode(), group.rank, group.world, some, count)
         if not first:
-            why = _tried(core.homes_take, starts, len(starts), descriptors)
+            why = pages.tried(core.homes_take, starts, len(starts), descriptors)
     finally:
-        for descriptor in descriptors:
-            if descriptor > 0:
-                os.close(descriptor)
+        pages.close(descriptors)
     if _agree(group, why is None, "whether memory is shared"):
         return None
     if why is None:
         core.homes_part(starts, len(starts))
     return why or ""
-
-
-def _addresses(some):
-    return _numbers([p.data_ptr() for p in some])
-
-
-def _homes_of(some):
-    """(where its home begins, its bytes) each; (0, 0): it has none."""
-    starts, sizes = (ctypes.c_uint64 * len(some))(), (ctypes.c_uint64 * len(some))()
-    core.homes_find(_addresses(some), len(some), starts, sizes)
-    return list(zip(starts, sizes))
-
-
-def _besides(some):
-    found = (ctypes.c_uint64 * len(some))()
-    core.homes_beside(_addresses(some), len(some), found)
-    return list(found)
-
-
-def _are_joined(some):
-    found = (ctypes.c_int8 * len(some))()
-    core.homes_joined(_addresses(some), len(some), found)
-    return list(found)
 
 
 class Step:
@@ -272,7 +267,7 @@ class Step:
             core.homes_read(device.index, torch.cuda.current_stream(device).cuda_stream)
             self._pass_together()
             mine = [(p, entry) for p, entry in some if entry.mine]
-            self.views = {p.data_ptr(): entry.node.view for (p, entry), joined in zip(mine, _are_joined([p for p, _ in mine])) if joined}
+            self.views = {p.data_ptr(): entry.node.view for (p, entry), joined in zip(mine, pages.are_joined([p for p, _ in mine])) if joined}
 
     def _pass_together(self):
         """What the streams of all ranks have enqueued before is done before anything comes after it."""
@@ -292,7 +287,7 @@ class Step:
     def publish(self):
         if not self.some:
             return
-        joined = dict(zip((id(p) for p, _ in self.some), _are_joined([p for p, _ in self.some])))
+        joined = dict(zip((id(p) for p, _ in self.some), pages.are_joined([p for p, _ in self.some])))
         own = [(p.data, entry) for p, entry in self.some if entry.mine and not joined[id(p)]]
         for values, entry in own:
             if values.data_ptr() in self.written:
@@ -308,8 +303,8 @@ class Step:
         self._count([(p, entry) for (p, entry), tier in zip(apart, tiers) if tier == core.HOME_DEVICE])
         self._join_again(apart, tiers)
         there = [p for p, _ in self.some if joined[id(p)]]
-        core.homes_written(self.device.index, torch.cuda.current_stream(self.device).cuda_stream, _addresses(there),
-                           _numbers([p.nbytes for p in there]), len(there))
+        core.homes_written(self.device.index, torch.cuda.current_stream(self.device).cuda_stream, pages.addresses(there),
+                           pages.numbers([p.nbytes for p in there]), len(there))
 
     def _count(self, on_device):
         """What has passed the link."""
@@ -324,5 +319,5 @@ class Step:
         stepped = collections.Counter(entry.node.home for p, entry in apart if p.data_ptr() == entry.node.address)
         tiers = {entry.node.home: tier for (_, entry), tier in zip(apart, tiers)}
         found = [home.start for home, count in stepped.items() if count == home.count and tiers[home] == core.HOME_HOST and not home.waits()]
-        if found and (why := _tried(core.homes_join, _numbers(found), len(found))):
+        if found and (why := pages.tried(core.homes_join, pages.numbers(found), len(found))):
             core.log(3, f"this rank keeps parameters on the host for itself: {why.removeprefix('castor: ')}".encode())
