@@ -163,6 +163,7 @@ def train(name):
         called(x).pow(2).mean().backward()
         optimizer.step()
     say(name, RANK, digest(model.parameters()))
+    say("about", name, RANK, *(f"{p.detach().abs().sum().item():.4g}" for p in model.parameters()))
     found.append(on_the_host())
     os.write(2, f"rank {os.environ.get('CASTOR_RANK', RANK)}: {name}: {' '.join(map(str, found))} bytes of {sum(p.nbytes for p in model.parameters())} on the host\n".encode())
 

@@ -130,6 +130,29 @@ class frozen_for_a_while(Habit):
             self.model.layers[0].weight.add_(0.01)
 
 
+class EmptiesTheCache:
+    def __getstate__(self):
+        return "nothing"
+
+    def __setstate__(self, state):
+        torch.cuda.empty_cache()
+
+
+class wrapped_again_by_pickle(Habit):
+    """A wrapper is made, and the allocator's cache emptied, while torch.load has memory of homes."""
+
+    def after(self, step, optimizer):
+        if step == 2:
+            other = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(self.model))
+            other.cache = EmptiesTheCache()
+            file = io.BytesIO()
+            torch.save(other, file)
+            file.seek(0)
+            again = torch.load(file, weights_only=False)
+            again(torch.arange(8, device="cuda")).sum().backward()
+            say("again", digest(again.parameters()), digest(p.grad for p in again.parameters()))
+
+
 class in_a_stream_of_its_own(Habit):
     def __init__(self, model):
         super().__init__(model)

@@ -1,10 +1,10 @@
 """A script of one process that trains on a device, and prints its losses, for run.py:
 
-    single.py small|large|normed|accumulated|conjugate
+    single.py small|large|normed|accumulated|conjugate|seeded_apart [SEED]
 
 normed: a function of the script's divides the gradients of a batch by their norm. small: with dropout, batch norm and clipping; its optimizer is built before the model comes to the device. large: plain layers, whose model data is three
 times the device that run.py gives it. accumulated: with layers that a reentrant checkpoint computes once more, and micro-steps: of CASTOR_ACCUMULATE, or
-by hand. conjugate: how many references to a tensor there are before and after the allocator hears of a stream that uses it."""
+by hand. seeded_apart: weights of the seed, which is the process's number. conjugate: how many references to a tensor there are before and after the allocator hears of a stream that uses it."""
 import os
 import sys
 
@@ -66,6 +66,15 @@ def accumulated():
     print(f"parameters {sum(p.double().abs().sum().item() for p in model.parameters()):.6g}")
 
 
+def seeded_apart():
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else os.getpid()
+    print("seed", seed)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 5)).cuda()
+    torch.manual_seed(0)
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), 64
+
+
 def conjugate():
     seen = torch.ones(4, dtype=torch.complex64, device="cuda").conj()
     before = seen._use_count()
@@ -82,7 +91,7 @@ def main():
     if sys.argv[1] == "accumulated":
         accumulated()
         return
-    model, optimizer, width = {"small": small, "large": large, "normed": normed}[sys.argv[1]]()
+    model, optimizer, width = {"small": small, "large": large, "normed": normed, "seeded_apart": seeded_apart}[sys.argv[1]]()
     model.cuda()
     for _ in range(6):
         loss = model(torch.randn(10, width).cuda()).pow(2).mean()

@@ -2,7 +2,7 @@
 (in 16 bits, the plugin ddp), or ends with an error; none hangs.
 
     soak.py [--for SECONDS] [--seed N] [--castor build/bin/castor]
-    soak.py --each PLUGIN,... [--budget 3M] [--only NAME,...]     each function of the driver, the runtime, cuBLAS and NCCL that a rank calls fails in turn
+    soak.py --each PLUGIN,... [--budget 3M] [--lazy] [--only NAME,...]     each function of the driver, the runtime, cuBLAS and NCCL that a rank calls fails in turn
 
 A line for each job; the last line is `N jobs, N ended with an error, N failed`."""
 import argparse
@@ -23,7 +23,7 @@ LIMIT_S = 240
 PLUGINS = "ddp", "zero1", "zero2", "gemini", "gemini", "fsdp"
 BUDGETS = None, "1M", "3M", "12M"
 HABITS = ("nothing", "momentum", "not_divisible", "written_in_place", "read_by_kernels", "averaged", "saved_and_loaded", "saved_by_rank_0", "other_data",
-          "frozen_for_a_while", "in_a_stream_of_its_own", "under_autocast")
+          "frozen_for_a_while", "wrapped_again_by_pickle", "in_a_stream_of_its_own", "under_autocast")
 NOT_IN_16_BITS = {"not_divisible", "averaged", "under_autocast"}  # refused there, or not possible in PyTorch
 # Function and code of its failure. Some are the script's own calls, and then PyTorch's error.
 FAILS = (("cudaMalloc", 2), ("cuMemCreate", 2), ("cuMemCreate", 801), ("cuMemMap", 1), ("cuMemUnmap", 999), ("cuMemSetAccess", 801), ("cuMemAddressReserve", 2),
@@ -79,11 +79,11 @@ class Soak:
         name, code = pick.choice(FAILS)
         fail = f"{name}:{pick.choice((pick.randint(1, 5), pick.randint(1, 60), pick.randint(1, 400)))}:{code}" if pick.random() < 0.6 else ""
         delay, rank = pick.choice(DELAYS) if pick.random() < 0.4 else "", pick.randrange(ranks)
-        self.judge(plugin, budget, ranks, habits, rank, fail, delay, precision)
+        self.judge(plugin, budget, ranks, habits, rank, fail, delay, precision, pick.random() < 0.3)
 
-    def each(self, plugin, budget, habits, only):
+    def each(self, plugin, budget, habits, only, lazy):
         """Fails the first, the middle and the last call of each function that rank 1 of 2 calls."""
-        _, _, err = self.job(plugin, budget, 2, habits, 1, "count", "")
+        _, _, err = self.job(plugin, budget, 2, habits, 1, "count", "", lazy=lazy)
         called = re.findall(r"^calls (\S+) (\d+)$", err, re.MULTILINE)
         if not called:
             sys.exit(f"nothing was counted:\n{err[-2000:]}")
@@ -92,23 +92,24 @@ class Soak:
                 continue
             code = next(code for begin, code in CODES.items() if name.lstrip("_").startswith(begin))
             for number in sorted({1, (int(count) + 1) // 2, int(count)}):
-                self.judge(plugin, budget, 2, habits, 1, f"{name}:{number}:{code}", "")
+                self.judge(plugin, budget, 2, habits, 1, f"{name}:{number}:{code}", "", lazy=lazy)
 
-    def job(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32"):
+    def job(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32", lazy=False):
         with tempfile.TemporaryDirectory(prefix="castor-soak-") as folder:
-            sets = [*(["--set", f"CASTOR_DEVICE_BUDGET={budget}"] if budget else []), "--set", f"CASTOR_PRECISION={precision}"]
+            sets = [*(["--set", f"CASTOR_DEVICE_BUDGET={budget}"] if budget else []), "--set", f"CASTOR_PRECISION={precision}",
+                    "--set", f"CASTOR_LAZY_INIT={lazy:d}"]
             words = [os.path.join(FOLDER, "faulty.py"), str(rank), fail, delay, os.path.join(FOLDER, "kept_once.py"), habits]
             return run([self.castor, "run", "--plugin", plugin, "--log-dir", "log", *sets, "--set", "CASTOR_DEBUG=1", "--", *self.ranks(ranks, *words)],
                        folder, LIMIT_S)
 
-    def judge(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32"):
+    def judge(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32", lazy=False):
         expected, begin = self.expected(ranks, habits, precision), time.monotonic()
-        status, out, err = self.job(plugin, budget, ranks, habits, rank, fail, delay, precision)
+        status, out, err = self.job(plugin, budget, ranks, habits, rank, fail, delay, precision, lazy)
         self.jobs += 1
         wrong = self.wrong(status, sorted(out.splitlines()), err, expected, fail)
         self.errors += status not in (0, None)
         self.failed += wrong is not None
-        what = f"{plugin} on {ranks}, budget {budget}, {precision}, {habits}; rank {rank}: fails {fail or 'nothing'}, delays {delay or 'nothing'}"
+        what = f"{plugin} on {ranks}, budget {budget}, {precision}{', lazy' * lazy}, {habits}; rank {rank}: fails {fail or 'nothing'}, delays {delay or 'nothing'}"
         print(f"{'FAILED' if wrong else 'ok' if status == 0 else 'error'} {time.monotonic() - begin:.0f} s: {what}{': ' + wrong if wrong else ''}", flush=True)
         if wrong:
             print("\n".join("    " + line for line in err.splitlines()[-25:]), flush=True)
@@ -132,11 +133,12 @@ def main():
     parser.add_argument("--castor", default=os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "build", "bin", "castor"))
     parser.add_argument("--each", metavar="PLUGIN,...")
     parser.add_argument("--budget")
+    parser.add_argument("--lazy", action="store_true", help="with --each: under CASTOR_LAZY_INIT")
     parser.add_argument("--only", default="", metavar="NAME,...")
     args = parser.parse_args()
     soak, end = Soak(args.castor, args.seed), time.monotonic() + args.seconds
     for plugin in args.each.split(",") if args.each else ():
-        soak.each(plugin, args.budget, "momentum", list(filter(None, args.only.split(","))))
+        soak.each(plugin, args.budget, "momentum", list(filter(None, args.only.split(","))), args.lazy)
     while not args.each and time.monotonic() < end:
         soak.one()
     print(f"{soak.jobs} jobs, {soak.errors} ended with an error, {soak.failed} failed")

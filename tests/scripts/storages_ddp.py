@@ -12,8 +12,8 @@ import record
 from model import Classifier, batch
 
 
-def build(model, optimizer_class=torch.optim.SGD, **settings):
-    wrapped = DistributedDataParallel(model)
+def build(model, optimizer_class=torch.optim.SGD, sync=True, **settings):
+    wrapped = DistributedDataParallel(model, init_sync=sync)
     return wrapped, optimizer_class(model.parameters(), **(settings or {"lr": 0.05, "momentum": 0.9}))
 
 
@@ -97,6 +97,22 @@ def other_values_on_each_rank(log):
     p = largest(model)
     p.data = p.data + 0.125 * dist.get_rank()
     train(log, model, optimizer, 3, first=2)
+
+
+@record.case
+def alike_without_sync(log):
+    """Nobody sends the values of rank 0, and all have them."""
+    train(log, *build(Classifier(), sync=False), 3)
+
+
+@record.case
+def apart_without_sync(log):
+    """The ranks' values differ from the begin, and each goes on with its own."""
+    module = Classifier()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.mul_(1 - 0.01 * dist.get_rank())
+    train(log, *build(module, sync=False), 3)
 
 
 @record.case

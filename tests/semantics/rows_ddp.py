@@ -161,11 +161,14 @@ TABLE = {
         name: sgd
         for name in (
             "wrapped_again_in_double wrapped_again_after_half_and_back model_of_rank_0 "
-            "other_memory_on_rank_0 other_values_on_each_rank memory_of_numpy_on_rank_1 part_beside_the_whole "
+            "other_memory_on_rank_0 other_values_on_each_rank alike_without_sync memory_of_numpy_on_rank_1 part_beside_the_whole "
             "states_set_to_zero states_loaded_on_rank_0 kept_states"
         ).split()
     }
-    | {"wrapped_again_in_bfloat16": half},
+    | {
+        "wrapped_again_in_bfloat16": half,
+        "apart_without_sync": like(sgd, aside="the ranks' values differ when they come to the wrapper", says="different values"),
+    },
     "weights_ddp.py": {
         "ema_swapped_in_and_out": adaptive,
         "ema_swapped_on_rank_0": adaptive,

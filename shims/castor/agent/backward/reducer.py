@@ -3,7 +3,10 @@
 `torch.nn.parallel.distributed` looks `dist.Reducer` and `dist.Logger` up when a module is wrapped. Everything else of
 DDP (broadcasts, buffers, no_sync, pickling) stays PyTorch's."""
 import functools
+import typing
+import weakref
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import DDPLoggingData
 
@@ -25,8 +28,16 @@ ASIDE = {  # methods of DistributedDataParallel: why one that is called leaves t
 
 
 at_release = []  # called with parameters whose gradients PyTorch's reducer sums from there on
-on_devices = None  # for parameters on devices: (why_not(parameters, expect_sparse), control_of(process_group, parameters), make(process_group, parameters, find_unused),
-                   # have_alike(process_group, parameters))
+on_devices = None  # Devices: for parameters on devices
+_synced = []  # weak references to the parameters that ranks have got from rank 0 since the last wrapper began
+
+
+class Devices(typing.NamedTuple):
+    why_not: typing.Callable  # (parameters, expect_sparse)
+    control_of: typing.Callable  # (process_group, parameters): over which the ranks compare what must be alike
+    make: typing.Callable  # (process_group, parameters, find_unused)
+    have_alike: typing.Callable  # (process_group, parameters): for each, whether all ranks share its memory
+    are_alike: typing.Callable  # (process_group, parameters): whether the ranks have the same values, where they must
 
 
 def why_not(parameters, process_group, expect_sparse):
@@ -34,7 +45,7 @@ def why_not(parameters, process_group, expect_sparse):
     if process_group.size() == 1 and not masters.serves_one_process(parameters):
         return launchers.ONE_RANK
     if serves_on_devices(parameters):
-        return on_devices[0](parameters, expect_sparse)
+        return on_devices.why_not(parameters, expect_sparse)
     if any(expect_sparse):
         return "a parameter has sparse gradients"
     for p in parameters:
@@ -99,7 +110,7 @@ class Reducer(StandsIn, gradients.Synchronizer):
 
 def _make(process_group, parameters, find_unused):
     if serves_on_devices(parameters):
-        return on_devices[2](process_group, parameters, find_unused)
+        return on_devices.make(process_group, parameters, find_unused)
     return Reducer(grouping.group_of(process_group), parameters, find_unused)
 
 
@@ -141,6 +152,10 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
                   *more):
     parameters = list(parameters)
     reason = why_not(parameters, process_group, expect_sparse)
+    if reason is None and not _were_synced(parameters) and not _are_alike(process_group, parameters):
+        reason = "the ranks give its parameters different values (init_sync=False, or a wrapper that was unpickled)"
+        if masters.dtype is not None:
+            masters.refuse(reason)
     if reason is None:
         return _make(process_group, parameters, find_unused_parameters)
     if process_group.size() > 1:
@@ -152,6 +167,23 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
     return _real_reducer(parameters, bucket_indices, bucket_limits, process_group, expect_sparse, bucket_bytes_cap, find_unused_parameters, *more)
 
 
+def _were_synced(parameters):
+    synced = {id(reference()) for reference in _synced}
+    return all(id(p) in synced for p in parameters)
+
+
+def _are_alike(process_group, parameters):
+    """Whether the ranks have the same values, where they are to share them. On all ranks together."""
+    if process_group.size() == 1:
+        return True
+    if serves_on_devices(parameters):
+        return on_devices.are_alike(process_group, parameters)
+    mine = torch.tensor([tensors.digest(p, core.digest) >> 1 for p in parameters])
+    every = [torch.empty_like(mine) for _ in range(process_group.size())]
+    dist.all_gather(every, mine, group=process_group)
+    return all(torch.equal(other, mine) for other in every)
+
+
 _DIFFERS = "same model across all ranks", "of the same param in process 0"  # what PyTorch's errors say on ranks whose models differ from rank 0's
 
 
@@ -160,9 +192,10 @@ def _verify(stock):
 
     @functools.wraps(stock)
     def verify_param_shape_across_processes(process_group, tensors, *args, **kwargs):
+        _synced.clear()
         group = None
         if why_not(tensors, process_group, []) is None:
-            group = on_devices[1](process_group, tensors) if serves_on_devices(tensors) else grouping.group_of(process_group)
+            group = on_devices.control_of(process_group, tensors) if serves_on_devices(tensors) else grouping.group_of(process_group)
         error = None
         try:
             result = stock(process_group, tensors, *args, **kwargs)
@@ -189,12 +222,13 @@ def _adopt_before_broadcast(stock):
 
     @functools.wraps(stock)
     def sync_module_states(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs):
+        _synced[:] = map(weakref.ref, module.parameters())
         if not lazy.was_wanted():
             return stock(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs)
         ignored = set(params_and_buffers_to_ignore)
         named = {name: p for name, p in module.named_parameters() if name not in ignored}
         if src == 0 and serves_on_devices(named.values()):
-            ignored |= {name for name, is_alike in zip(named, on_devices[3](process_group, list(named.values()))) if is_alike}
+            ignored |= {name for name, is_alike in zip(named, on_devices.have_alike(process_group, list(named.values()))) if is_alike}
         named = {name: p for name, p in named.items() if p.requires_grad}
         sparse = any(getattr(m, "sparse", False) for m in module.modules())
         if src == 0 and named and not serves_on_devices(named.values()) and masters.dtype is None and not why_not(named.values(), process_group, [sparse]):

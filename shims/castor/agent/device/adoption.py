@@ -262,7 +262,7 @@ def _gives_homes_back(empty_cache):
             for free in before_emptying:
                 free()
             homes.give_back()
-        return empty_cache()
+        pools.empty_cache(empty_cache)
 
     return run
 

@@ -43,15 +43,17 @@ def _prepare(device):
 
 def _allocator_takes_pools(device):
     """Tried with a tensor, since allocators differ in what they do with a pool: some raise, some allocate past it."""
+    closed = [_new_pool(STATE, device)]
     try:
-        pool = _new_pool(STATE, device)
-        with torch.cuda.use_mem_pool(pool, device):
+        with pools.opened(closed[0], device):
             tried = torch.empty(1, device=torch.device("cuda", device))
+        return tiers([tried])[0] != core.HOME_NONE
     except torch.OutOfMemoryError:  # the pool was asked
         return True
     except RuntimeError:
         return False
-    return tiers([tried])[0] != core.HOME_NONE
+    finally:
+        pools.end(closed)
 
 
 def _new_pool(kind, device):
@@ -92,7 +94,7 @@ def born(kind, device, closed=None):
 def release(kind, device):
     """Gives back what the pools of the kind keep and no tensor has, which PyTorch does only when a pool ends."""
     closed = _pools[kind, device]
-    closed.clear()
+    pools.end(closed)
     closed.append(_new_pool(kind, device))
 
 

@@ -16,6 +16,8 @@ _stock_record_stream = torch.Tensor.record_stream
 _lock = threading.RLock()  # of both; what is freed while it is held may come here again
 _open = {}  # device: how many pools are open, in all threads
 _untold = {}  # device: the (tensor, stream) of which the allocator hears when they are closed
+_ended = []  # pools that end, which is fatal while one is open
+_emptying = None  # what is to be called then: the allocator gives back what it has cached, which is an error while one is open
 
 
 def _record_stream(t, stream):
@@ -45,6 +47,34 @@ def _closed(device):
             told = _untold.pop(device, [])
             for t, stream in told:
                 _record_stream(t, stream)
+    _settle()
+
+
+def _settle():
+    global _emptying
+    with _lock:  # nobody opens one meanwhile
+        if any(_open.values()):
+            return
+        _ended.clear()
+        empty, _emptying = _emptying, None
+        if empty is not None:
+            empty()
+
+
+def end(some):
+    """Ends these pools, which gives back what they keep and no tensor has, as soon as none is open."""
+    with _lock:
+        _ended.extend(some)
+        some.clear()
+        _settle()
+
+
+def empty_cache(empty=torch._C._cuda_emptyCache):
+    """The allocator gives back what it has cached, as soon as no pool is open."""
+    global _emptying
+    with _lock:
+        _emptying = empty
+        _settle()
 
 
 def record(t, stream):

@@ -71,6 +71,12 @@ def digests(some):
     return [float(value & (1 << 53) - 1) for value in torch.stack([digest(p) for p in some]).tolist()] if some else []
 
 
+def have_all(group, some):
+    """Whether the parameters have the same values on all ranks, which call it together."""
+    every = group.control.gather([*digests(some), *(float(p.numel()) for p in some)], "whether parameters are alike")
+    return all(said == every[0] for said in every)
+
+
 _installed = False
 
 

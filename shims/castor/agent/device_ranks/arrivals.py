@@ -13,7 +13,7 @@ import torch
 
 from .. import core, lazy
 from ..common import store, tensors
-from ..device import adoption, homes
+from ..device import adoption, homes, pools
 from ..precision import masters
 from ..process import events
 from . import alike, pages
@@ -193,6 +193,13 @@ class _Observer(events.Observer):
                 arrival.end()
 
 
+def _end_pools():
+    """Else they keep what no tensor has."""
+    for closed in _pools.values():
+        pools.end(closed)
+    _pools.clear()
+
+
 def install():
     adoption.placing = _placing
-    adoption.before_emptying.append(_pools.clear)  # else the pool keeps what no tensor has
+    adoption.before_emptying.append(_end_pools)

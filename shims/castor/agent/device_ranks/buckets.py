@@ -469,6 +469,12 @@ def _have_alike(process_group, parameters):
     return shared.arrived_alike(group, parameters) if shared.serves(group) else [False] * len(parameters)
 
 
+def _are_alike(process_group, parameters):
+    """Where each rank steps everything they may differ."""
+    group = entries.group_of(process_group, parameters[0].device)
+    return not core.plugin_shards() or alike.have_all(group, parameters)
+
+
 def _make(process_group, parameters, find_unused):
     return Reducer(entries.group_of(process_group, parameters[0].device), parameters, find_unused)
 
@@ -480,7 +486,7 @@ class Observer(events.Observer):
 
 
 def install():
-    reducer.on_devices = _why_not, _control_of, _make, _have_alike
+    reducer.on_devices = reducer.Devices(_why_not, _control_of, _make, _have_alike, _are_alike)
     arrivals.install()
     reducer.at_release.append(entries.release)
     adoption.before_emptying.append(kept.settle)

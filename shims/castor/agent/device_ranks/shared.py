@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from .. import core
 from ..common import tensors
-from ..device import homes
+from ..device import homes, pools
 from . import alike, arrivals, pages
 
 AT_ONCE = 256 << 20  # bytes that are on the host once more while they come to be shared
@@ -199,11 +199,11 @@ def _join(group, some, starts):
 def _move(group, some):
     """Moves the parameters into homes that hold nothing else, and are laid out alike on all ranks. Returns these; what is not alike stays."""
     device = some[0][0].device
-    pools = homes.apart(homes.PARAMETER, device.index)
-    moved = [pages.is_whole(p) and _moves(p, pools) for p, _ in some]
-    pools.clear()
+    closed = homes.apart(homes.PARAMETER, device.index)
+    moved = [pages.is_whole(p) and _moves(p, closed) for p, _ in some]
+    pools.end(closed)
     homes.release(homes.PARAMETER, device.index)
-    torch._C._cuda_emptyCache()  # segments of pools that were released before go only so
+    pools.empty_cache()  # segments of pools that were released before go only so
     found = pages.homes_of([p for p, _ in some])
     numbers = {start: number for number, start in enumerate(dict.fromkeys(start for start, _ in found))}
     said = [float(value) for (p, _), is_moved, (start, size) in zip(some, moved, found)
@@ -223,9 +223,9 @@ def _move(group, some):
     return [start for start, number in numbers.items() if number not in left_out]
 
 
-def _moves(p, pools):
+def _moves(p, closed):
     try:
-        return homes.move(p, homes.PARAMETER, drain=True, pools_=pools)
+        return homes.move(p, homes.PARAMETER, drain=True, pools_=closed)
     except torch.OutOfMemoryError:
         return False
 

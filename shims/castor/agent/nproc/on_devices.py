@@ -3,9 +3,11 @@
 Parameters come with optimizers, one after another. Those that come together are divided into buckets together; of these the first have their
 sums made while a backward runs. The others wait for its end, when the ranks have told each other which of them some rank has reached: so all
 ranks make the same sums in the same order, though each reaches the parameters in its own."""
+import torch
+
 from .. import core
 from ..common import tensors
-from ..device_ranks import buckets, own_group, sums
+from ..device_ranks import alike, buckets, own_group, sums
 
 
 class _Together(buckets.Synchronizer):
@@ -81,7 +83,11 @@ class Sums:
             why = f"it is on {p.device}, and others are on {self.device}" if p.device != self.device else tensors.why_unsupported(p, "cuda")
             if why:
                 raise core.Error(f"castor: a parameter of shape {tuple(p.shape)} cannot be shared: {why}. Run this script on one rank")
-        self.each.append(_Together(own_group.group_of(self.job.group), parameters, self.job))
+        group = own_group.group_of(self.job.group)
+        if not alike.have_all(group, parameters):  # they were drawn from a seed of each rank's own
+            with torch.no_grad():
+                group.broadcast([(p.data, 0) for p in parameters], self.device)
+        self.each.append(_Together(group, parameters, self.job))
 
     def renew(self):
         """Registers parameters that have another type or size now anew; their owners stay. On all ranks together."""

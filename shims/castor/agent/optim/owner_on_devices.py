@@ -196,8 +196,7 @@ def _begin(optimizer, group, pairs, running):
 def _are_alike(group, pairs, suspects):
     by_any = [any(said) for said in zip(*group.control.gather([float(suspect) for suspect in suspects], "which parameters were written"))]
     some = [p for (_, p, _), suspect in zip(pairs, by_any) if suspect]
-    every = group.control.gather([*alike.digests(some), *(float(p.numel()) for p in some)], "whether parameters are alike")
-    return all(said == every[0] for said in every)
+    return alike.have_all(group, some)
 
 
 def _publish(group, device, stepped, sums_too):
