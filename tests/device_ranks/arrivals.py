@@ -162,9 +162,9 @@ def train(name):
         x = torch.randn(4, WIDTH, generator=inputs).to(DEVICE, model[0].weight.dtype)
         called(x).pow(2).mean().backward()
         optimizer.step()
+    found.append(on_the_host())
     say(name, RANK, digest(model.parameters()))
     say("about", name, RANK, *(f"{p.detach().abs().sum().item():.4g}" for p in model.parameters()))
-    found.append(on_the_host())
     os.write(2, f"rank {os.environ.get('CASTOR_RANK', RANK)}: {name}: {' '.join(map(str, found))} bytes of {sum(p.nbytes for p in model.parameters())} on the host\n".encode())
 
 

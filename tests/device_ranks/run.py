@@ -125,20 +125,20 @@ class Arrivals(unittest.TestCase):
     ALL = *ONCE, "doubled", "apart", "zeroed_on_one_rank", "loaded", "equal_layers", "of_one_rank_too"
     SHORT = "late", "zeroed_on_one_rank", "equal_layers"
 
-    def check(self, errors, ranks, ways, rest):
+    def check(self, errors, ranks, ways, nodes=1, rest=4 << 20):
         """rest: bytes of each rank beside the node's parameters, which are matrices in whole units of 2 MiB, and vectors."""
         for way in ways:
             found = [tuple(map(int, values)) for values in re.findall(f"rank \\d+: {way}: (\\d+) (\\d+) (\\d+) bytes of (\\d+) on the host", errors)]
             self.assertEqual(len(found), ranks, errors)
             if way in self.ONCE:
                 for once in list(zip(*found))[:2]:  # its step may need a copy, for a while
-                    self.assertLessEqual(sum(once), 1.2 * found[0][-1] + ranks * rest, f"{way}: {found}")
+                    self.assertLessEqual(sum(once), 1.2 * nodes * found[0][-1] + ranks * rest, f"{way}: {found}")
 
-    def compare(self, ranks, ways, rest=4 << 20):
+    def compare(self, ranks, ways):
         plain, _ = job(None, ranks, "arrivals.py", ",".join(ways))
         lines, errors = job("gemini", ranks, "arrivals.py", ",".join(ways), settings=self.OPTIONS)
         self.assertEqual(sorted(lines), sorted(plain), errors)
-        self.check(errors, ranks, ways, rest)
+        self.check(errors, ranks, ways)
 
     def test_with_two_ranks(self):
         self.compare(2, self.SHORT)
@@ -248,11 +248,18 @@ class SeveralNodes(unittest.TestCase):
         plain, _ = job(None, 4, program, habits)
         status, lines, errors = self.run_on_hosts(plugin, program, habits, settings=settings)
         self.assertEqual((status, sorted(lines)), (0, sorted(plain)), errors)
+        return errors
 
     @runner.long
     def test_parameters(self):
         self.compare("gemini", "kept_once.py", KeptOnce.ALL, "CASTOR_DEVICE_BUDGET=1M")
         self.compare("zero2", "kept_once.py", KeptOnce.ALL, "CASTOR_DEVICE_BUDGET=3M")
+
+    @runner.long
+    def test_each_node_keeps_parameters_once(self):
+        ways = *Arrivals.ALL, "in_groups_of_two"
+        errors = self.compare("gemini", "arrivals.py", ",".join(ways), *Arrivals.OPTIONS)
+        Arrivals().check(errors, 4, ways, nodes=2)
 
     @runner.long
     def test_looks(self):

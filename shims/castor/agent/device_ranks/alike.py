@@ -8,6 +8,7 @@ import torch
 
 from .. import patching
 from ..common import tensors
+from . import pages
 
 PIECE = 1 << 20  # words of a digest at a time
 MANY = 1 << 16
@@ -68,7 +69,7 @@ def digest(p):
 
 def digests(some):
     """Of parameters, as numbers that a double holds."""
-    return [float(value & (1 << 53) - 1) for value in torch.stack([digest(p) for p in some]).tolist()] if some else []
+    return [float(value & (1 << 53) - 1) for value in torch.stack([digest(p) for p in pages.readable(some)]).tolist()] if some else []
 
 
 def have_all(group, some):

@@ -1,6 +1,8 @@
 """What is known of each parameter on a device whose gradients are summed over ranks."""
 import contextlib
 import ctypes
+import datetime
+import functools
 import weakref
 
 import torch
@@ -21,21 +23,38 @@ class Group:
     """The ranks of a process group, each on a device.
 
     ranks    of the whole job, by their number in the group
-    control  the store's group of them, over which they compare what must be alike; where they are on several nodes, a nodes.control.Control"""
+    control  the store's group of them, over which they compare what must be alike; where they are on several nodes, a nodes.control.Control
+    nodes    the node of each rank
+    beside   the ranks on this one's node"""
 
-    def __init__(self, process_group, ranks, control):
+    def __init__(self, process_group, ranks, control, nodes=None):
         self.process_group, self.ranks, self.control = process_group, ranks, control
         self.rank, self.world = process_group.rank(), process_group.size()
         self.together = process_group._get_backend(torch.device("cuda")).supports_coalescing  # calls can be enqueued as one
         self.optimizers = self.sharded = self.masters = 0  # of whose states, sums and masters owners keep: numbered alike on all ranks
-        self.one_node = not isinstance(control, Control)
-        self.shares_nothing, self.parameters_on_host, self.passed, self.token = not self.one_node, 0, 0, None  # of parameters (shared.py)
+        self.nodes = nodes or [0] * self.world
+        self.beside = [rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
+        self.shares_nothing = len(set(map(self.nodes.count, self.nodes))) > 1  # of parameters (shared.py): nodes with different numbers of ranks
+        self.parameters_on_host, self.passed, self.token = 0, 0, None
         self.operations = 0  # on all gradients, alike on all ranks: a digest
 
-    def broadcast(self, sent, device):
-        """Each (tensor, its owner in the group) of `sent` becomes the owner's, in the order of the current stream."""
-        with dist._coalescing_manager(self.process_group, device=device, async_ops=True) if self.together else contextlib.nullcontext() as manager:
-            works = [dist.broadcast(t, group_src=owner, group=self.process_group, async_op=True) for t, owner in sent]
+    @property
+    def one_node(self):
+        return len(self.beside) == self.world
+
+    @functools.cached_property
+    def lane(self):
+        """The process group of the ranks, one on each node, that have this one's place there. The first use is a collective of them."""
+        place = self.beside.index(self.rank)
+        members = [[rank for rank, node in enumerate(self.nodes) if node == number][place] for number in range(max(self.nodes) + 1)]
+        patience = datetime.timedelta(seconds=core.options.timeout)
+        return dist.new_group([self.ranks[rank] for rank in members], timeout=patience, backend=dist.get_backend(self.process_group), use_local_synchronization=True)
+
+    def broadcast(self, sent, device, process_group=None):
+        """Each (tensor, its owner in the process group) of `sent` becomes the owner's, in the order of the current stream. None: of all ranks."""
+        process_group = process_group or self.process_group
+        with dist._coalescing_manager(process_group, device=device, async_ops=True) if self.together else contextlib.nullcontext() as manager:
+            works = [dist.broadcast(t, group_src=owner, group=process_group, async_op=True) for t, owner in sent]
         for work in (manager,) if self.together else works:
             work.wait()
 
@@ -45,9 +64,10 @@ def group_of(process_group, device):
     ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _groups:
         one_node = grouping.one_node_of(process_group, device)
-        _groups[ranks] = Group(process_group, ranks, grouping.group_of(process_group) if one_node else Control(ranks))
-        if not one_node and core.plugin_shards() > 2:
-            core.log(2, b"parameters that leave a device are on the host of each rank: the ranks of a node keep them once only where all ranks are on it")
+        control = grouping.group_of(process_group) if one_node else Control(ranks)
+        group = _groups[ranks] = Group(process_group, ranks, control, grouping.nodes_of(process_group))
+        if group.shares_nothing and core.plugin_shards() > 2:
+            core.log(2, b"parameters that leave a device are on the host of each rank: the ranks of a node keep them once only where all nodes have as many ranks")
     return _groups[ranks]
 
 

@@ -42,6 +42,11 @@ def over(address, like):
     return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, 0, like.shape, like.stride())
 
 
+def readable(some):
+    """The same values, for kernels: where one gets the address of shared pages that can only be read, the rank gets pages of its own."""
+    return [over(address, p) if joined else p.detach() for p, address, joined in zip(some, beside(some), are_joined(some))]
+
+
 def is_whole(p):
     return p.storage_offset() == 0 and p.untyped_storage().nbytes() == p.numel() * p.element_size()
 

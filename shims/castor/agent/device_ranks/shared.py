@@ -2,7 +2,7 @@
 
 Each rank reads them there. What may write to one gives this rank pages of its own first, for as long as the parameter lives. Owners write what they have stepped
 into the shared pages; before that all ranks have read what they held, and after it those with pages of their own copy it from there:
-two collectives in the order of the stream, and no host waits. Pages of a rank's own on the host are given up after a step, for a while that doubles each time.
+two collectives in the order of the stream, and no host waits. On each other node the rank that has the owner's place there gets it into the pages of that node. Pages of a rank's own on the host are given up after a step, for a while that doubles each time.
 
 What is no matrix is read by kernels that could write it: it stays on every rank, and owners broadcast it."""
 import collections
@@ -105,7 +105,7 @@ def share(group, some):
             continue
         entry.node = None
         entry.stays = entry.stays or _STAYS in states or _SHARED in states
-        if not entry.stays and mark and len(set(marks)) == 1 and sum(given) == group.world - 1:
+        if not entry.stays and _have_same_pages(group, marks, given):
             arrived.append((p, entry))
         else:
             if mark:
@@ -121,6 +121,15 @@ def share(group, some):
             size, count = size + chosen[count][0].nbytes, count + 1
         _share(group, chosen[:count])
         chosen = chosen[count:]
+
+
+def _have_same_pages(group, marks, given):
+    """Whether on each node its ranks, and no others, have the same pages: the numbers of these, and how many have taken them from each rank."""
+    for node in set(group.nodes):
+        here = [rank for rank, of in enumerate(group.nodes) if of == node]
+        if not marks[here[0]] or len({marks[rank] for rank in here}) > 1 or sum(given[rank] for rank in here) != len(here) - 1:
+            return False
+    return True
 
 
 def _share_arrived(group, some):
@@ -177,6 +186,9 @@ def _join(group, some, starts):
     parameters = [p for p, _ in some]
     besides, homes_of = pages.beside(parameters), [start for start, _ in pages.homes_of(parameters)]
     other = {start for start, differs in zip(homes_of, _differ(parameters)) if differs}
+    if not group.one_node:  # what this node has is what the first one has
+        every = group.control.gather(alike.digests(parameters), "whether parameters are alike")
+        other |= {start for start, here, first in zip(homes_of, every[group.rank], every[0]) if here != first}
     every = group.control.gather([float(start in other) for start in starts], "whether parameters are alike")
     apart = [start for start, ranks in zip(starts, zip(*every)) if any(ranks)]
     joins = [start for start in starts if start not in apart]
@@ -231,12 +243,13 @@ def _moves(p, closed):
 
 
 def _pass(group, starts):
-    """The pages of rank 0's homes become those that all ranks share. Returns why not, "" if another rank says it."""
+    """The pages of the homes of each node's first rank become those that its ranks share. Returns why not, "" if another rank says it."""
     group.passed += 1
-    name = f"homes-{zlib.crc32(repr(tuple(group.ranks)).encode())}-{group.passed}"
+    name = f"homes-{zlib.crc32(repr(tuple(group.ranks)).encode())}-{group.nodes[group.rank]}-{group.passed}"
+    place, ranks = group.beside.index(group.rank), len(group.beside)
     pieces = core.homes_pieces(starts, len(starts))
     descriptors = pages.descriptors(pieces)
-    first = group.rank == 0
+    first = place == 0
     why = pages.tried(core.homes_offer, starts, len(starts), descriptors) if first else None
     if not _agree(group, why is None, "whether memory can be shared"):
         return why or ""
@@ -244,7 +257,7 @@ def _pass(group, starts):
         for at in range(0, pieces, core.DESCRIPTORS):
             count = min(core.DESCRIPTORS, pieces - at)
             some = (ctypes.c_int32 * count).from_buffer(descriptors, 4 * at)
-            core.descriptors_pass(f"{name}-{at}".encode(), group.rank, group.world, some, count)
+            core.descriptors_pass(f"{name}-{at}".encode(), place, ranks, some, count)
         if not first:
             why = pages.tried(core.homes_take, starts, len(starts), descriptors)
     finally:
@@ -254,6 +267,11 @@ def _pass(group, starts):
     if why is None:
         core.homes_part(starts, len(starts))
     return why or ""
+
+
+def _places(group):
+    """The place of each rank on its node."""
+    return [group.nodes[:rank].count(node) for rank, node in enumerate(group.nodes)]
 
 
 class Step:
@@ -294,6 +312,7 @@ class Step:
                 values.copy_(entry.node.view)
             else:
                 entry.node.view.copy_(values)
+        self._send_to_nodes()
         self._pass_together()
         for p, entry in self.some:
             if not entry.mine and not joined[id(p)]:
@@ -305,6 +324,18 @@ class Step:
         there = [p for p, _ in self.some if joined[id(p)]]
         core.homes_written(self.device.index, torch.cuda.current_stream(self.device).cuda_stream, pages.addresses(there),
                            pages.numbers([p.nbytes for p in there]), len(there))
+
+    def _send_to_nodes(self):
+        """From the node of each owner to the others."""
+        group = self.group
+        if group.one_node:
+            return
+        place, places = group.beside.index(group.rank), _places(group)
+        sent = [entry for _, entry in self.some if places[entry.owner] == place]
+        if sent:
+            owners = [dist.get_group_rank(group.lane, group.ranks[entry.owner]) for entry in sent]
+            views = [entry.node.view.as_strided((entry.node.view.numel(),), (1,)) for entry in sent]
+            group.broadcast(zip(views, owners), self.device, group.lane)
 
     def _count(self, on_device):
         """What has passed the link."""

@@ -31,6 +31,15 @@ def one_node_of(process_group, device=None):
     return on_one_node() or len(set(_introduced[ranks][0])) == 1
 
 
+def nodes_of(process_group):
+    """The node of each rank, after one_node_of: nodes are numbered by their first rank."""
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    if ranks not in _introduced:
+        return [0] * len(ranks)
+    numbers = {}
+    return [numbers.setdefault(identity, len(numbers)) for identity in _introduced[ranks][0]]
+
+
 def group_of(process_group):
     """The store's group of this rank's node, for a process group of the script. The first call is a collective of its ranks."""
     ranks = tuple(dist.get_process_group_ranks(process_group))
