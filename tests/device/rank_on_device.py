@@ -3,6 +3,8 @@ or alone.
 
     torchrun --nproc-per-node 2 rank_on_device.py SCRIPT [ARG]...
     rank_on_device.py SCRIPT [ARG]...
+
+Scripts of frameworks, which move models and batches themselves, are told by the environment that there are devices (record.ON_DEVICE).
 """
 import os
 import runpy
@@ -12,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 import on_device
+
+OF_FRAMEWORKS = "trainer.py", "trainer_ddp.py", "accelerate_ddp.py", "fabric_ddp.py", "lightning_ddp.py"
 
 
 def over_nccl():
@@ -30,13 +34,19 @@ def over_nccl():
 
 
 def main():
+    script, *sys.argv[1:] = sys.argv[1:]
+    sys.argv[0] = script
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    if os.path.basename(script) in OF_FRAMEWORKS:
+        os.environ["RANK_ON_DEVICE"] = "1"
+        if not {"LOCAL_RANK", "CASTOR_RANK"} & os.environ.keys():
+            os.environ["CUDA_VISIBLE_DEVICES"] = "0"  # with more a Trainer takes all of them, by threads
+        runpy.run_path(script, run_name="__main__")
+        return
     if "LOCAL_RANK" in os.environ:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         over_nccl()
     on_device.place_models()
-    script, *sys.argv[1:] = sys.argv[1:]
-    sys.argv[0] = script
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     with on_device.Meeting():
         runpy.run_path(script, run_name="__main__")
 

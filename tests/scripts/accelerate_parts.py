@@ -3,7 +3,9 @@
 import argparse
 import os
 
-os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", ACCELERATE_USE_CPU="true")
+os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+if "RANK_ON_DEVICE" not in os.environ:
+    os.environ["ACCELERATE_USE_CPU"] = "true"
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from accelerate.utils import set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
 from model import CLASSES, FEATURES, Classifier
-from record import Recorder
+from record import ON_DEVICE, Recorder
 
 
 def main(resumes):
@@ -23,7 +25,7 @@ def main(resumes):
     torch.set_num_threads(1)
     set_seed(11)
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=args.accumulate)
+    accelerator = Accelerator(cpu=not ON_DEVICE, gradient_accumulation_steps=args.accumulate)
     generator = torch.Generator().manual_seed(3)
     data = TensorDataset(torch.randn(70, FEATURES, generator=generator), torch.randint(0, CLASSES, (70,), generator=generator))
     model = Classifier()

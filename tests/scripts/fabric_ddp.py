@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, TensorDataset
 
 from model import CLASSES, FEATURES, Classifier
-from record import Recorder
+from record import ON_DEVICE, Recorder
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True)
@@ -17,7 +17,7 @@ args = parser.parse_args()
 accumulation = 2
 
 torch.set_num_threads(1)
-fabric = Fabric(accelerator="cpu", strategy="ddp", devices=int(os.environ["LOCAL_WORLD_SIZE"]))
+fabric = Fabric(accelerator="cuda" if ON_DEVICE else "cpu", strategy="ddp", devices=int(os.environ["LOCAL_WORLD_SIZE"]))
 fabric.launch()
 fabric.seed_everything(21, verbose=False)
 

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from model import CLASSES, FEATURES, Classifier
-from record import Recorder
+from record import ON_DEVICE, Recorder
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True)
@@ -81,7 +81,7 @@ def fitted(watch, max_epochs, resumed_from=None):
     """The module and the trainer after `max_epochs`, from the start or from a checkpoint."""
     module = Learner()
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator="cuda" if ON_DEVICE else "cpu",
         strategy="ddp",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         max_epochs=max_epochs,

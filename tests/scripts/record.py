@@ -29,6 +29,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
+ON_DEVICE = "RANK_ON_DEVICE" in os.environ  # tests/device/rank_on_device.py: a framework's script asks for devices
 WHOLE = 4096  # elements up to which a tensor is kept whole
 BLOCK = 1024  # elements per sum beyond that
 

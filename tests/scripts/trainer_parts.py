@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from record import Recorder
+from record import ON_DEVICE, Recorder
 from text import corpus
 
 
@@ -80,7 +80,7 @@ def main():
             save_steps=2,
             report_to=[],
             disable_tqdm=True,
-            use_cpu=True,
+            use_cpu=not ON_DEVICE,
             seed=5,
             dataloader_pin_memory=False,
         ),

@@ -185,7 +185,8 @@ class Suite:
             report_of_run = json.loads(told.stdout)
             in_store = any(node["peak_bytes"] for node in report_of_run["model_data"]["nodes"])  # the script may have dropped its models
             if self.args.devices:
-                in_store = all(rank["tiers"]["device"]["grad"] + rank["tiers"]["host"]["grad"] for rank in report_of_run["ranks"])
+                seen = [rank["tiers"]["device"].items() | rank["tiers"]["host"].items() for rank in report_of_run["ranks"]]  # at the end: gradients may be cleared
+                in_store = all(any(size for kind, size in sizes if kind in ("grad", "optim")) for sizes in seen)
                 in_store = in_store and not row.expect.aside  # homes have what PyTorch sums
             left = report_of_run["outcome"].startswith("passthrough") or not in_store
             if left and not row.expect.aside:
