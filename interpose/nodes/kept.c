@@ -28,6 +28,7 @@ typedef struct edition {
     size_t directory_bytes;
     kept_range *ranges;
     uint32_t count;
+    uint64_t event; /* after which it can be read; 0: none was made. It stays when the edition ends */
 } edition;
 
 typedef struct kept {
@@ -36,7 +37,6 @@ typedef struct kept {
     bool shown;
     unsigned readers, drops;
     int device;
-    uint64_t event; /* of the last edition; 0: none was made */
     edition last, before;
 } kept;
 
@@ -66,13 +66,16 @@ static kept *find_or_make(uint64_t name) {
 static void edition_end(edition *e) {
     free(e->directory);
     free(e->ranges);
-    *e = (edition){0};
+    *e = (edition){.event = e->event};
 }
 
 static castor_status edition_make(edition *out, uint64_t version, const void *directory,
                                   size_t directory_bytes, const kept_range *ranges, uint32_t count) {
-    *out = (edition){version, malloc(directory_bytes ? directory_bytes : 1), directory_bytes,
-                     malloc((count ? count : 1) * sizeof *ranges), count};
+    *out = (edition){.version = version,
+                     .directory = malloc(directory_bytes ? directory_bytes : 1),
+                     .directory_bytes = directory_bytes,
+                     .ranges = malloc((count ? count : 1) * sizeof *ranges),
+                     .count = count};
     if (!out->directory || !out->ranges) {
         edition_end(out);
         return error_set(CASTOR_ERR_MEMORY, "no memory for a directory of %u ranges", count);
@@ -87,18 +90,20 @@ static castor_status show_locked(kept *k, edition *made, int device, uint64_t st
     const device_driver *driver = devices_driver();
     if (!driver)
         return error_set(CASTOR_ERR_ARGUMENT, "device %d was not started", device);
-    castor_status status = k->event ? CASTOR_OK : driver->event_make(driver->context, device, &k->event);
+    bool next = k->last.version != made->version;
+    uint64_t *event = next ? &k->before.event : &k->last.event;
+    castor_status status = *event ? CASTOR_OK : driver->event_make(driver->context, device, event);
     if (!status)
-        status = driver->event_record(driver->context, device, k->event, stream);
+        status = driver->event_record(driver->context, device, *event, stream);
     if (status)
         return status;
     k->device = device;
-    if (k->last.version != made->version) {
+    made->event = *event;
+    if (next) {
         edition_end(&k->before);
-        if (lasts)
-            k->before = k->last;
-        else
-            edition_end(&k->last);
+        k->before = k->last;
+        if (!lasts)
+            edition_end(&k->before);
     } else {
         edition_end(&k->last);
     }
@@ -180,7 +185,7 @@ static uint64_t verdict(const kept *k, const serve_request *request, const editi
     if (!e)
         return GONE;
     const device_driver *driver = devices_driver();
-    if (e == &k->last && (!k->shown || !driver->event_done(driver->context, k->event)))
+    if ((e == &k->last && !k->shown) || !driver->event_done(driver->context, e->event))
         return LATER;
     *from = e;
     if (request->what == SERVE_KEPT_DIRECTORY)

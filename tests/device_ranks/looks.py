@@ -73,7 +73,18 @@ def written_before_a_slow_look(model, step):
             p.grad.mul_(1.0)
 
 
-HABITS = nothing, one_rank_looks, halved_by_hand, looks_then_clips, clips_then_looks, written_before_a_slow_look
+def looks_between_collectives(model, step):
+    """A rank looks, by itself or with the others, while another's stream already waits for it."""
+    if RANK == 1 and step:
+        time.sleep(0.1)
+        say("alone", step, gradients(model))
+    dist.all_reduce(torch.ones(5, device="cuda"))
+    for p in model.parameters():
+        p.grad.mul_(2.0)
+        dist.all_reduce(p.grad)
+
+
+HABITS = nothing, one_rank_looks, halved_by_hand, looks_then_clips, clips_then_looks, written_before_a_slow_look, looks_between_collectives
 
 
 def model_of():

@@ -20,8 +20,8 @@ import simulated  # noqa: E402
 LIMIT_S = 300  # of one job; reached only by a failure
 CASTOR = None
 GPU = "--gpu" in sys.argv
-ALL = "nothing,one_rank_looks,halved_by_hand,looks_then_clips,clips_then_looks,written_before_a_slow_look"
-SHORT = "one_rank_looks,looks_then_clips,written_before_a_slow_look"
+ALL = "nothing,one_rank_looks,halved_by_hand,looks_then_clips,clips_then_looks,written_before_a_slow_look,looks_between_collectives"
+SHORT = "one_rank_looks,looks_then_clips,written_before_a_slow_look,looks_between_collectives"
 
 
 def on_devices(count, *options):

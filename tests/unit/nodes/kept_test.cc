@@ -94,7 +94,14 @@ TEST_F(Kept, IsWhatTheStepHasLeft) {
     EXPECT_EQ(kept_read(&peer, NAME, 3, 1, got.data(), 100), CASTOR_ERR_TIMEOUT);
     fake_device_run_all(fake);
     EXPECT_EQ(kept_read(&peer, NAME, 3, 1, got.data(), 100), CASTOR_OK) << error_text();
-    ASSERT_EQ(show(4), CASTOR_OK);
+
+    // Nor before the device has come to it, though the next version is shown already.
+    ASSERT_EQ(show(3, true), CASTOR_OK);
+    ASSERT_EQ(show(4, true), CASTOR_OK);
+    EXPECT_EQ(kept_read(&peer, NAME, 3, 1, got.data(), 100), CASTOR_ERR_TIMEOUT);
+    fake_device_run_all(fake);
+    EXPECT_EQ(kept_read(&peer, NAME, 3, 1, got.data(), 100), CASTOR_OK) << error_text();
+    ASSERT_EQ(show(5), CASTOR_OK);
     fake_device_run_all(fake);
     EXPECT_EQ(kept_read(&peer, NAME, 3, 1, got.data(), 100), CASTOR_ERR_PEER);
 
@@ -103,9 +110,9 @@ TEST_F(Kept, IsWhatTheStepHasLeft) {
     ASSERT_EQ(kept_drop(&peer, NAME), CASTOR_OK) << error_text();
     ASSERT_EQ(kept_drop(&peer, NAME), CASTOR_OK) << error_text();
     EXPECT_EQ(kept_drops(NAME), 2u);
-    EXPECT_EQ(kept_read(&peer, NAME, 4, 1, got.data(), 100), CASTOR_OK) << error_text();
+    EXPECT_EQ(kept_read(&peer, NAME, 5, 1, got.data(), 100), CASTOR_OK) << error_text();
     kept_end(NAME);
-    EXPECT_EQ(kept_read(&peer, NAME, 4, 1, got.data(), 100), CASTOR_ERR_PEER);
+    EXPECT_EQ(kept_read(&peer, NAME, 5, 1, got.data(), 100), CASTOR_ERR_PEER);
     // Who drops before anything was shown counts as well.
     ASSERT_EQ(kept_drop(&peer, NAME + 1), CASTOR_OK) << error_text();
     EXPECT_EQ(kept_drops(NAME + 1), 1u);

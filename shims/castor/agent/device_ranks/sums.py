@@ -179,6 +179,7 @@ class Keep:
         for part in synchronizer.parts:
             part.keep = self
         self.tensors = {}  # by Part.range: (weak reference to the part, what others read, which is p.grad as a rule)
+        self.ready, self.aside = torch.cuda.Event(), torch.cuda.Stream(self.device)
 
     def _parts(self):
         """(range, part, its parameter) of those that live."""
@@ -214,20 +215,25 @@ class Keep:
         self._show(lasts)
 
     def _show(self, lasts=False):
+        self.ready.record()
         kept.show(self.shown.name, self.shown.version, self.device, [tensor for _, tensor in self.tensors.values()], lasts=lasts)
 
     @torch.no_grad()
     def preserve(self, *parts):
-        """What is in p.grad may change now; others read a copy."""
+        """What is in p.grad may change now; others read a copy. It is not made in the script's stream, which may wait for a rank that is to read it."""
         kept.hide(self.shown.name)
-        for part in parts:
-            touch(part)
-            reference, tensor = self.tensors[part.range]
-            self.tensors[part.range] = reference, tensor.clone()
-            p = part.parameter()
-            if p is not None:
-                _shown.pop(id(p), None)
-        self._show()
+        stream = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.aside):
+            self.aside.wait_event(self.ready)
+            for part in parts:
+                touch(part)
+                reference, tensor = self.tensors[part.range]
+                self.tensors[part.range] = reference, tensor.clone()
+                p = part.parameter()
+                if p is not None:
+                    _shown.pop(id(p), None)
+            self._show()
+        stream.wait_stream(self.aside)
 
     def preserve_uncleared(self):
         """A backward begins, which adds to what is in p.grad."""
