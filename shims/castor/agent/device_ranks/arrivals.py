@@ -5,6 +5,7 @@ Who comes first with these bytes offers its pages, under a name that is made of 
 waits until another rank moves its model, and a rank that has other values, or another model, keeps its own. Until a group goes on with the
 pages (shared.py) nobody writes to them: a rank that writes has pages of its own first."""
 import collections
+import functools
 import hashlib
 import os
 import time
@@ -80,7 +81,9 @@ def _arrive(t):
         return  # or not alone in its home
     if homes.tiers([t])[0] != core.HOME_HOST or core.homes_pieces(pages.numbers([start]), 1) > core.DESCRIPTORS:
         return
-    if pages.beside([t])[0]:  # the home was another parameter's before
+    if start in _arrivals:  # the home was another parameter's before
+        _arrivals.pop(start).end()
+    if pages.beside([t])[0]:
         core.homes_part(pages.numbers([start]), 1)
     number = _number(t, size)
     name = f"arrival {number}".encode()
@@ -163,8 +166,7 @@ def _say(why):
 
 def _keep(start, arrival):
     _arrivals[start] = arrival
-    if len(_arrivals) == 1:
-        events.observe(_Observer())
+    _observe()
 
 
 def told(some):
@@ -198,6 +200,11 @@ def _end_pools():
     for closed in _pools.values():
         pools.end(closed)
     _pools.clear()
+
+
+@functools.cache
+def _observe():
+    events.observe(_Observer())
 
 
 def install():
