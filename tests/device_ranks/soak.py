@@ -24,7 +24,7 @@ PLUGINS = "ddp", "zero1", "zero2", "gemini", "gemini", "fsdp"
 BUDGETS = None, "1M", "3M", "12M"
 HABITS = ("nothing", "momentum", "not_divisible", "written_in_place", "read_by_kernels", "averaged", "saved_and_loaded", "saved_by_rank_0", "other_data",
           "frozen_for_a_while", "wrapped_again_by_pickle", "in_a_stream_of_its_own", "under_autocast")
-NOT_IN_16_BITS = {"not_divisible", "averaged", "under_autocast"}  # refused there, or not possible in PyTorch
+NOT_IN_16_BITS = {"not_divisible", "averaged", "wrapped_again_by_pickle", "under_autocast"}  # refused there, or not possible in PyTorch
 # Function and code of its failure. Some are the script's own calls, and then PyTorch's error.
 FAILS = (("cudaMalloc", 2), ("cuMemCreate", 2), ("cuMemCreate", 801), ("cuMemMap", 1), ("cuMemUnmap", 999), ("cuMemSetAccess", 801), ("cuMemAddressReserve", 2),
          ("cuMemExportToShareableHandle", 801), ("cuMemImportFromShareableHandle", 801), ("cuMemcpyAsync", 719), ("cuEventRecord", 999), ("cuEventCreate", 2),
