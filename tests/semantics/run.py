@@ -74,8 +74,13 @@ class Suite:
         except (OSError, ValueError):
             return []
         rows = {(row.script, row.title): row for row in table.rows()}
+        if self.args.devices:
+            rows = {key: rows_devices.on_devices(row) for key, row in rows.items()}
         kept = [r for r in kept if r["passed"] and "outcome" in r]
-        return [r for r in kept if (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(row)]
+        return [r for r in kept if (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(self.under_plugin(row, r["plugin"]))]
+
+    def under_plugin(self, row, plugin):
+        return rows_devices.under(row, plugin) if self.args.devices else row
 
     @staticmethod
     def fingerprint(row):
@@ -242,8 +247,7 @@ class Suite:
         group = [row for row in group if row not in failed]
         if not group:
             return
-        if self.args.devices:
-            group = [rows_devices.under(row, plugin) for row in group]
+        group = [self.under_plugin(row, plugin) for row in group]
         folder = os.path.join(self.work, "runs", f"{plugin}-{ranks}", f"{group[0].script[:-3]}-{slug(group[0].title)}")
         finished = self.start(group, ranks, plugin, folder)
         if plugin in ENGINES and finished.status == 0 and not group[0].expect.refused:
