@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 #include "base/error.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "events/life.h"
 #include "rendezvous.h"
@@ -132,6 +133,11 @@ static void fork_child(void) {
     pthread_mutex_unlock(&lock);
 }
 
+/* The thread looks at all offers. A socket that it polls lives on after it was closed, with who connects to it, until then. */
+static bool thread_look(void) {
+    return write(changed, &(uint64_t){1}, sizeof(uint64_t)) >= 0 || errno == EAGAIN;
+}
+
 /* The thread runs, and looks at all offers. */
 static castor_status thread_wake(void) {
     static bool watches_forks;
@@ -146,7 +152,7 @@ static castor_status thread_wake(void) {
             return error_set(CASTOR_ERR_SYSTEM, "cannot start the thread castor-offers (error %d)", failed);
         started = true;
     }
-    if (write(changed, &(uint64_t){1}, sizeof(uint64_t)) < 0 && errno != EAGAIN)
+    if (!thread_look())
         return error_set(CASTOR_ERR_SYSTEM, "cannot wake the thread castor-offers (errno %d)", errno);
     return CASTOR_OK;
 }
@@ -181,6 +187,8 @@ uint32_t offer_end(offer *o) {
         *link = o->next;
         offer_count--;
         offer_close(o);
+        if (started && !thread_look())
+            LOG_D("castor-offers goes on with its next look");
         given = o->given;
         free(o);
     }

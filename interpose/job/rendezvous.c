@@ -280,7 +280,7 @@ castor_status rendezvous_share(const char *token, const char *group, int rank, i
 int rendezvous_listen(const char *token, const char *what) {
     struct sockaddr_un address;
     socklen_t length = meeting_address(&address, token, what);
-    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener >= 0 &&
         (bind(listener, (struct sockaddr *)&address, length) != 0 || listen(listener, SOMAXCONN) != 0)) {
         close(listener);

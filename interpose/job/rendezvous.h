@@ -20,7 +20,7 @@ castor_status rendezvous_share(const char *token, const char *group, int rank, i
 /* The same without rank 0 (offers.h, whose thread answers).
  *
  * rendezvous_listen: opens a socket that others find under `what`; -1: another process has it already, or none can be made.
- * rendezvous_answer: answers the next request, when poll reports one. Whether it was answered.
+ * rendezvous_answer: answers the next request, when poll reports one. Whether it was answered; false if there is none.
  * rendezvous_ask: true when the listening process has sent its descriptors, within so many seconds. */
 int rendezvous_listen(const char *token, const char *what);
 bool rendezvous_answer(int listener, const char *token, const int *descriptors, int count);

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <chrono>
 #include <string>
 #include <vector>
 #include "gtest/gtest.h"
@@ -60,6 +61,18 @@ TEST(Offers, GiveWhatTheFirstHasUntilItEnds) {
         EXPECT_EQ(offer_end(claimed[i]), uint32_t(i % 3));
     EXPECT_EQ(take(name_of("of 0")), "nothing");
     EXPECT_EQ(offers_open(), before);
+}
+
+TEST(Offers, WhoAsksAfterTheEndDoesNotWait) {
+    std::string name = name_of("ended ");
+    offer *o = offer_claim(TOKEN, name.c_str());
+    ASSERT_TRUE(give(o, "text", 8));
+    EXPECT_EQ(take(name), "text");
+    usleep(50000); // the thread polls the socket again
+    EXPECT_EQ(offer_end(o), 1u);
+    auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(take(name, 20), "nothing");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
 TEST(Offers, EndAfterTheLastTaker) {

@@ -2,7 +2,8 @@
 
 Each rank reads them there. What may write to one gives this rank pages of its own first, for as long as the parameter lives. Owners write what they have stepped
 into the shared pages; before that all ranks have read what they held, and after it those with pages of their own copy it from there:
-two collectives in the order of the stream, and no host waits. On each other node the rank that has the owner's place there gets it into the pages of that node. Pages of a rank's own on the host are given up after a step, for a while that doubles each time.
+two collectives in the order of the stream, and no host waits. On each other node the rank that has the owner's place there gets it into the pages of that node.
+Pages of a rank's own on the host are given up after a step, for a while that doubles each time.
 
 What is no matrix is read by kernels that could write it: it stays on every rank, and owners broadcast it."""
 import collections
