@@ -71,6 +71,7 @@ def seeded_apart():
     print("seed", seed)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 5)).cuda()
+    model[0].weight.data = model[0].weight.data.T.contiguous().T  # dense, in another order
     torch.manual_seed(0)
     return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), 64
 

@@ -161,6 +161,11 @@ def why_unsupported(parameters):
     return None
 
 
+def flat(t):
+    """Its elements in the order of memory: whatever its strides, it is dense."""
+    return t.data.as_strided((t.numel(),), (1,))
+
+
 def view_of(memory, place, like):
     """The tensor over a bucket's memory that is shaped like `like`."""
     return memory.as_strided(like.shape, like.stride(), place.offset // memory.element_size())

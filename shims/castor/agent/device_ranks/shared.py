@@ -16,7 +16,7 @@ import torch.distributed as dist
 from .. import core
 from ..common import tensors
 from ..device import homes, pools
-from . import alike, arrivals, pages
+from . import alike, arrivals, entries, pages
 
 AT_ONCE = 256 << 20  # bytes that are on the host once more while they come to be shared
 _ON_DEVICE, _ON_HOST, _SHARED, _STAYS = range(4)  # what ranks tell each other of a parameter
@@ -335,8 +335,7 @@ class Step:
         sent = [entry for _, entry in self.some if places[entry.owner] == place]
         if sent:
             owners = [dist.get_group_rank(group.lane, group.ranks[entry.owner]) for entry in sent]
-            views = [entry.node.view.as_strided((entry.node.view.numel(),), (1,)) for entry in sent]
-            group.broadcast(zip(views, owners), self.device, group.lane)
+            group.broadcast(zip([entries.flat(entry.node.view) for entry in sent], owners), self.device, group.lane)
 
     def _count(self, on_device):
         """What has passed the link."""

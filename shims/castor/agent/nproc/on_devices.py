@@ -7,7 +7,7 @@ import torch
 
 from .. import core
 from ..common import tensors
-from ..device_ranks import alike, buckets, own_group, sums
+from ..device_ranks import alike, buckets, entries, own_group, sums
 
 
 class _Together(buckets.Synchronizer):
@@ -86,7 +86,7 @@ class Sums:
         group = own_group.group_of(self.job.group)
         if not alike.have_all(group, parameters):  # they were drawn from a seed of each rank's own
             with torch.no_grad():
-                group.broadcast([(p.data, 0) for p in parameters], self.device)
+                group.broadcast([(entries.flat(p), 0) for p in parameters], self.device)
         self.each.append(_Together(group, parameters, self.job))
 
     def renew(self):

@@ -204,7 +204,7 @@ def _publish(group, device, stepped, sums_too):
     own = [(p, entry) for _, p, entry in stepped if entry.node is None]
     sent = own + [(p.grad, entry) for _, p, entry in stepped if sums_too and not entry.is_single]
     if sent:
-        group.broadcast([(t.data.as_strided((t.numel(),), (1,)), entry.owner) for t, entry in sent], device)  # whatever its strides, it is dense
+        group.broadcast([(entries.flat(t), entry.owner) for t, entry in sent], device)
     changed = sent + [(p, entry) for _, p, entry in stepped if entry.node is not None]
     torch.autograd.graph.increment_version([t for t, entry in changed if not entry.mine])
     for _, p, entry in stepped:
