@@ -43,8 +43,9 @@ def _prepare(device):
 
 def _allocator_takes_pools(device):
     """Tried with a tensor, since allocators differ in what they do with a pool: some raise, some allocate past it."""
-    closed = [_new_pool(STATE, device)]
+    closed = []
     try:
+        closed.append(_new_pool(STATE, device))
         with pools.opened(closed[0], device):
             tried = torch.empty(1, device=torch.device("cuda", device))
         return tiers([tried])[0] != core.HOME_NONE
