@@ -1,6 +1,6 @@
 """One rank of a script that does to gradients and states of DistributedDataParallel what scripts do, and prints all that it sees, for run.py:
 
-    looks.py HABIT[,HABIT]... [BACKEND]
+    looks.py HABIT[,HABIT]... [BACKEND [default]]       default: tensors are made on the device
 
 Each line has the digests of the parameters and of the gradients, or of the states at the end. Ranks write their lines whole."""
 import gc
@@ -138,6 +138,8 @@ def look_late():
 def main():
     torch.set_num_threads(1)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if len(sys.argv) > 3:
+        torch.set_default_device("cuda")
     dist.init_process_group(sys.argv[2] if len(sys.argv) > 2 else "nccl")
     wanted = sys.argv[1].split(",")
     for number, habit in enumerate(habit for habit in HABITS if habit.__name__ in wanted):

@@ -80,6 +80,11 @@ class Looks(unittest.TestCase):
         self.compare("zero2", 2, SHORT, "gloo")
 
     @runner.long
+    def test_where_tensors_are_made_on_the_device(self):
+        for plugin in "zero2", "gemini":
+            self.compare(plugin, 2, ALL, "nccl", "default", settings=["CASTOR_DEVICE_BUDGET=3M"])
+
+    @runner.long
     def test_zero1(self):
         self.compare("zero1", 2, ALL)
 

@@ -178,7 +178,7 @@ def _are_alike(process_group, parameters):
         return True
     if serves_on_devices(parameters):
         return on_devices.are_alike(process_group, parameters)
-    mine = torch.tensor([tensors.digest(p, core.digest) >> 1 for p in parameters])
+    mine = torch.tensor([tensors.digest(p, core.digest) >> 1 for p in parameters], device="cpu")
     every = [torch.empty_like(mine) for _ in range(process_group.size())]
     dist.all_gather(every, mine, group=process_group)
     return all(torch.equal(other, mine) for other in every)

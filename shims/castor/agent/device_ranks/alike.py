@@ -3,6 +3,7 @@
 A script may give one rank other values, which go on there by themselves under DistributedDataParallel. What may have changed since
 the last step is found by what PyTorch counts and what the script has got hold of; of that the ranks compare digests when they begin the next one."""
 import contextlib
+import functools
 
 import torch
 
@@ -15,7 +16,6 @@ MANY = 1 << 16
 
 _taken = set()  # addresses of storages of which somebody has got a tensor whose changes are not counted, since the step that saw them last
 _forgotten = 0  # how often these were too many to remember
-_weights = {}  # by device: odd numbers, by which words are multiplied
 
 
 def _taking(_):
@@ -53,23 +53,31 @@ def may_differ(p, entry):
     return entry.values != _state(p) or p.untyped_storage().data_ptr() in _taken or tensors.storage_users(p) > 1
 
 
+@functools.cache
+def _weights():
+    """Odd numbers, by which words are multiplied. On the host: a device has them while it computes."""
+    return torch.randint(-1 << 62, 1 << 62, (PIECE,), generator=torch.Generator("cpu").manual_seed(PIECE), device="cpu").mul_(2).add_(1)
+
+
 @torch.no_grad()
-def digest(p):
-    """A number that depends on each bit of a parameter and on its place, below 2^53."""
-    if p.device not in _weights:
-        _weights[p.device] = torch.randint(-1 << 62, 1 << 62, (PIECE,), generator=torch.Generator().manual_seed(PIECE)).mul_(2).add_(1).to(p.device)
+def digest(p, weights=None):
+    """A number that depends on each bit of a parameter and on its place, below 2^53. weights: of the device."""
+    weights = _weights().to(p.device) if weights is None else weights
     flat = p.detach().as_strided((p.numel(),), (1,)) if tensors.is_dense(p) else p.detach().reshape(-1)
     bytes_ = flat.view(torch.uint8)
     words = bytes_[:bytes_.numel() // 4 * 4].view(torch.int32) if bytes_.data_ptr() % 4 == 0 else bytes_
     found = torch.zeros((), dtype=torch.int64, device=p.device)
     for piece in (*words.split(PIECE), bytes_[bytes_.numel() // 4 * 4:]):
-        found.mul_(6364136223846793005).add_((piece.to(torch.int64) * _weights[p.device][:piece.numel()]).sum())
+        found.mul_(6364136223846793005).add_((piece.to(torch.int64) * weights[:piece.numel()]).sum())
     return found
 
 
 def digests(some):
     """Of parameters, as numbers that a double holds."""
-    return [float(value & (1 << 53) - 1) for value in torch.stack([digest(p) for p in pages.readable(some)]).tolist()] if some else []
+    if not some:
+        return []
+    weights = _weights().to(some[0].device)
+    return [float(value & (1 << 53) - 1) for value in torch.stack([digest(p, weights) for p in pages.readable(some)]).tolist()]
 
 
 def have_all(group, some):

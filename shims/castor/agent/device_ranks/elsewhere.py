@@ -35,7 +35,7 @@ class Owner:
                     state.take(key, pickle.loads(pickled))
                     continue
                 number, shape, stride, dtype = spec
-                wanted.append((number, torch.empty_strided(shape, stride, dtype=dtype), state, key))
+                wanted.append((number, torch.empty_strided(shape, stride, dtype=dtype, device="cpu"), state, key))
         kept.read(self.peer, self.shown.name, self.version, [(number, value) for number, value, *_ in wanted])
         with homes.born(homes.STATE, self.device.index):
             for _, value, state, key in wanted:

@@ -125,7 +125,7 @@ def read(part):
     if sync is not None and sync.begun:
         raise RuntimeError("castor: a gradient is looked at while a backward pass runs, and its sum is another rank's under this plugin: look at it after "
                            "backward(), or use CASTOR_PLUGIN=zero1")
-    value = torch.empty_strided(*part.layout, dtype=part.bucket.dtype)
+    value = torch.empty_strided(*part.layout, dtype=part.bucket.dtype, device="cpu")
     shown = part.keep.shown
     kept.read(kept.peers_of(shown.group)[part.entry.owner], shown.name, shown.version, [(part.range, value)])
     with homes.born(homes.GRADIENT, device.index):

@@ -57,7 +57,7 @@ class Masters:
 
     @torch.no_grad()
     def read(self, owner, number, values):
-        there = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype)
+        there = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device="cpu")
         kept.read(self.peers[owner], self.shown.name, self.shown.version, [(number, there)])
         values.copy_(there)
 

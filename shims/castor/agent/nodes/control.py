@@ -39,9 +39,9 @@ class Control:
         """The values of each rank; None: some are elsewhere."""
         digest = zlib.crc32(what.encode())
         header = torch.frombuffer(bytearray(_HEADER.pack(kind, digest if kind != _CONSENSUS else 0, key, len(values))), dtype=torch.float64)
-        first = torch.zeros(WORDS, dtype=torch.float64)
+        first = torch.zeros(WORDS, dtype=torch.float64, device="cpu")
         first[:4], here = header, min(len(values), WORDS - 4)
-        first[4:4 + here] = torch.tensor(values[:here], dtype=torch.float64)
+        first[4:4 + here] = torch.tensor(values[:here], dtype=torch.float64, device="cpu")
         every = self._exchange(first, what)
         headers = [_HEADER.unpack(bytes(each[:4].view(torch.uint8).tolist())) for each in every]
         if any(there[:2] != headers[0][:2] for there in headers):
@@ -54,7 +54,7 @@ class Control:
             self._part(f"{what}, with {len(values)} numbers")
         found = [each[4:4 + here].tolist() for each in every]
         if len(values) > here:
-            rest = self._exchange(torch.tensor(values[here:], dtype=torch.float64), what)
+            rest = self._exchange(torch.tensor(values[here:], dtype=torch.float64, device="cpu"), what)
             found = [each + more.tolist() for each, more in zip(found, rest)]
         return found
 

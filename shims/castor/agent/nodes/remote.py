@@ -127,7 +127,7 @@ class OfNode(typing.NamedTuple):
         places, tensors = [], []
         for state in states:
             for key, spec, pickled in state.items_there:
-                value = pickle.loads(pickled) if spec is None else torch.empty_strided(*spec[1:3], dtype=spec[3])
+                value = pickle.loads(pickled) if spec is None else torch.empty_strided(*spec[1:3], dtype=spec[3], device="cpu")
                 if spec is not None:
                     places.append((spec[0], value.numel() * value.element_size()))
                     tensors.append(value)

@@ -20,7 +20,7 @@ class Pass:
 
     def __init__(self, inputs):
         self.inputs, self.half, self.failed = inputs, False, False
-        self.sketches = torch.zeros(len(inputs), core.SKETCH_BUCKETS, dtype=torch.float64)
+        self.sketches = torch.zeros(len(inputs), core.SKETCH_BUCKETS, dtype=torch.float64, device="cpu")
         self._lock = threading.Lock()
 
     def go_back(self, result):

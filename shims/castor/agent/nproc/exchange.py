@@ -19,7 +19,7 @@ def gathered(job, own, what, out=None):
         return out
     for at in range(0, len(data), GATHER_BYTES):
         length = min(GATHER_BYTES, len(data) - at)
-        piece = out if length == len(data) else torch.empty(job.world, length, dtype=torch.uint8)
+        piece = out if length == len(data) else torch.empty(job.world, length, dtype=torch.uint8, device="cpu")
         core.gather(job.group.handle, data[at:].data_ptr(), length, piece.data_ptr(), what.encode())
         if piece is not out:
             out[:, at:at + length] = piece

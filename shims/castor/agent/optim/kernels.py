@@ -240,8 +240,8 @@ def _try(kind, form, stock, arguments):
     sizes = [*TRIED_SIZES, *[TRIED_SIZES[1]] * (len(counted) - len(TRIED_SIZES))]
 
     def random(scale):
-        powers = [torch.randint(TRIED_POWERS, (size,), generator=generator) for size in sizes]
-        return [(scale * torch.randn(len(some), generator=generator) * 0.5**some).to(device, dtype) for some in powers]
+        powers = [torch.randint(TRIED_POWERS, (size,), generator=generator, device="cpu") for size in sizes]
+        return [(scale * torch.randn(len(some), generator=generator, device="cpu") * 0.5**some).to(device, dtype) for some in powers]
 
     parameters = random(1.0)
     sides = [[p.clone() for p in parameters] for _ in range(2)]

@@ -236,7 +236,7 @@ class OptimizerStates:
         """From here on the script's tensor shows the place. If it does not fit, a tensor of ours replaces it."""
         fits = sharable(value) and layout_of(value) == place.spec[1:]
         if not place.paged:
-            place.tensor = value if fits else torch.empty_strided(*place.spec[1:3], dtype=place.spec[3])
+            place.tensor = value if fits else torch.empty_strided(*place.spec[1:3], dtype=place.spec[3], device="cpu")
         else:
             place.tensor = value if fits else place.view.detach()
             place.tensor.data = place.view

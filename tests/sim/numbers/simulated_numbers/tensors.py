@@ -5,7 +5,7 @@ import torch
 
 
 def _shaped_as(tensor, storage):
-    view = torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    view = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     view = torch._conj(view) if tensor.is_conj() else view
     return torch._neg_view(view) if tensor.is_neg() else view
 
