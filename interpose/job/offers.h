@@ -3,7 +3,6 @@
 #ifndef CASTOR_JOB_OFFERS_H
 #define CASTOR_JOB_OFFERS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 #include "base/status.h"
 

@@ -25,6 +25,7 @@ class Group:
     ranks    of the whole job, by their number in the group
     control  the store's group of them, over which they compare what must be alike; where they are on several nodes, a nodes.control.Control
     nodes    the node of each rank
+    places   the place of each rank on its node
     beside   the ranks on this one's node"""
 
     def __init__(self, process_group, ranks, control, nodes=None):
@@ -33,6 +34,7 @@ class Group:
         self.together = process_group._get_backend(torch.device("cuda")).supports_coalescing  # calls can be enqueued as one
         self.optimizers = self.sharded = self.masters = 0  # of whose states, sums and masters owners keep: numbered alike on all ranks
         self.nodes = nodes or [0] * self.world
+        self.places = [self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)]
         self.beside = [rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
         self.shares_nothing = len(set(map(self.nodes.count, self.nodes))) > 1  # of parameters (shared.py): nodes with different numbers of ranks
         self.parameters_on_host, self.passed, self.token = 0, 0, None
@@ -45,8 +47,7 @@ class Group:
     @functools.cached_property
     def lane(self):
         """The process group of the ranks, one on each node, that have this one's place there. The first use is a collective of them."""
-        place = self.beside.index(self.rank)
-        members = [[rank for rank, node in enumerate(self.nodes) if node == number][place] for number in range(max(self.nodes) + 1)]
+        members = [rank for rank, place in enumerate(self.places) if place == self.places[self.rank]]
         patience = datetime.timedelta(seconds=core.options.timeout)
         return dist.new_group([self.ranks[rank] for rank in members], timeout=patience, backend=dist.get_backend(self.process_group), use_local_synchronization=True)
 

@@ -47,6 +47,12 @@ def readable(some):
     return [over(address, p) if joined else p.detach() for p, address, joined in zip(some, beside(some), are_joined(some))]
 
 
+@torch.no_grad()
+def differ(some):
+    """For each parameter, whether the shared pages of its home have other values."""
+    return [not joined and not torch.equal(over(address, p), p.detach()) for p, address, joined in zip(some, beside(some), are_joined(some))]
+
+
 def is_whole(p):
     return p.storage_offset() == 0 and p.untyped_storage().nbytes() == p.numel() * p.element_size()
 

@@ -135,7 +135,7 @@ def _have_same_pages(group, marks, given):
 
 def _share_arrived(group, some):
     """Parameters that have the same pages on all ranks. Returns those that were given other values since."""
-    every = group.control.gather([float(differs) for differs in _differ([p for p, _ in some])], "whether parameters are as they arrived")
+    every = group.control.gather([float(differs) for differs in pages.differ([p for p, _ in some])], "whether parameters are as they arrived")
     same, other = [], []
     for pair, ranks in zip(some, zip(*every)):
         (other if any(ranks) else same).append(pair)
@@ -144,12 +144,6 @@ def _share_arrived(group, some):
     if same:
         _end(group, _join(group, same, [p.data_ptr() for p, _ in same]))
     return other
-
-
-@torch.no_grad()
-def _differ(some):
-    """For each parameter, whether the shared pages of its home have other values."""
-    return [not joined and not torch.equal(pages.over(beside, p), p.detach()) for p, beside, joined in zip(some, pages.beside(some), pages.are_joined(some))]
 
 
 def arrived_alike(group, some):
@@ -186,7 +180,7 @@ def _join(group, some, starts):
     """Homes whose parameters have the values of the shared pages on all ranks are joined. Returns why not, "" if another rank says it."""
     parameters = [p for p, _ in some]
     besides, homes_of = pages.beside(parameters), [start for start, _ in pages.homes_of(parameters)]
-    other = {start for start, differs in zip(homes_of, _differ(parameters)) if differs}
+    other = {start for start, differs in zip(homes_of, pages.differ(parameters)) if differs}
     if not group.one_node:  # what this node has is what the first one has
         every = group.control.gather(alike.digests(parameters), "whether parameters are alike")
         other |= {start for start, here, first in zip(homes_of, every[group.rank], every[0]) if here != first}
@@ -247,7 +241,7 @@ def _pass(group, starts):
     """The pages of the homes of each node's first rank become those that its ranks share. Returns why not, "" if another rank says it."""
     group.passed += 1
     name = f"homes-{zlib.crc32(repr(tuple(group.ranks)).encode())}-{group.nodes[group.rank]}-{group.passed}"
-    place, ranks = group.beside.index(group.rank), len(group.beside)
+    place, ranks = group.places[group.rank], len(group.beside)
     pieces = core.homes_pieces(starts, len(starts))
     descriptors = pages.descriptors(pieces)
     first = place == 0
@@ -268,11 +262,6 @@ def _pass(group, starts):
     if why is None:
         core.homes_part(starts, len(starts))
     return why or ""
-
-
-def _places(group):
-    """The place of each rank on its node."""
-    return [group.nodes[:rank].count(node) for rank, node in enumerate(group.nodes)]
 
 
 class Step:
@@ -331,8 +320,7 @@ class Step:
         group = self.group
         if group.one_node:
             return
-        place, places = group.beside.index(group.rank), _places(group)
-        sent = [entry for _, entry in self.some if places[entry.owner] == place]
+        sent = [entry for _, entry in self.some if group.places[entry.owner] == group.places[group.rank]]
         if sent:
             owners = [dist.get_group_rank(group.lane, group.ranks[entry.owner]) for entry in sent]
             group.broadcast(zip([entries.flat(entry.node.view) for entry in sent], owners), self.device, group.lane)
