@@ -37,18 +37,28 @@ static void fixed_say(int device, bool budget) {
               error_text(), overflow);
 }
 
-static uint64_t sharing = 1; /* ranks on each device */
+static uint32_t ranks_on[DEVICES_MAX]; /* 0: this one alone */
 
-void castor_device_share(uint32_t ranks) {
-    sharing = ranks;
+static bool is_shared(int device) {
+    return device >= 0 && device < DEVICES_MAX && ranks_on[device];
+}
+
+static uint64_t budget_of(int device) {
+    uint64_t whole = options()->device_budget;
+    return whole == OPTION_BYTES_AUTO ? UINT64_MAX : is_shared(device) ? whole / ranks_on[device] : whole;
+}
+
+void castor_device_share(int device, uint32_t ranks) {
+    if (device < 0 || device >= DEVICES_MAX || ranks < 2 || ranks <= ranks_on[device])
+        return;
+    ranks_on[device] = ranks;
+    cuda_budget_set(device, budget_of(device));
 }
 
 castor_status castor_device_start(int device) {
     if (devices_homes(device))
         return CASTOR_OK;
-    uint64_t budget = options()->device_budget;
-    devices_settings settings = {.budget_bytes = budget == OPTION_BYTES_AUTO ? UINT64_MAX : budget / sharing,
-                                 .placement = placement_of(options())};
+    devices_settings settings = {.budget_bytes = budget_of(device), .placement = placement_of(options())};
     if (placement_ignores_parameters(&settings.placement))
         LOG_W("CASTOR_OFFLOAD_PARAM_FRAC counts as 0 on device %d: it needs CASTOR_SHARD_PARAM_FRAC=1 and "
               "CASTOR_OFFLOAD_OPTIM_FRAC=1",
@@ -57,7 +67,7 @@ castor_status castor_device_start(int device) {
     if (!status)
         status = cuda_operands_install();
     if (!status && homes_are_fixed(devices_homes(device)))
-        fixed_say(device, budget != OPTION_BYTES_AUTO);
+        fixed_say(device, settings.budget_bytes != UINT64_MAX);
     return status;
 }
 
@@ -174,8 +184,9 @@ void castor_budget_too_small(int device, const char *operand, uint64_t operand_b
                    "parts have %B, and the step of a parameter of shape %s, %B, goes over the link",
                    parts_bytes, step, step_bytes);
     if (budget)
-        log_format(would, sizeof would, "CASTOR_DEVICE_BUDGET=%lluM would do",
-                   (unsigned long long)((budget * sharing + UNIT - 1) / UNIT));
+        log_format(
+            would, sizeof would, "CASTOR_DEVICE_BUDGET=%lluM would do",
+            (unsigned long long)((budget * (is_shared(device) ? ranks_on[device] : 1) + UNIT - 1) / UNIT));
     LOG_W("device %d: %s%s%s. %s", device, products, *operand && *step ? "; " : "", steps, would);
 }
 

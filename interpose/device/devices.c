@@ -25,9 +25,10 @@ typedef struct started_device {
     slots *slots;
     copies *copies;
     uintptr_t first, end;
-    bool fixed;            /* homes lie outside of the range as well */
-    bool bounded, divided; /* by a budget; by shares for the host */
-    uint64_t homes_bytes, region_bytes, part_bytes;
+    bool fixed;                          /* homes lie outside of the range as well */
+    bool bounded, divided;               /* by a budget; by shares for the host */
+    uint64_t homes_bytes, outside_bytes; /* guarded by `starting`, as are changes of the next two */
+    uint64_t region_bytes, part_bytes;   /* atomic */
 } started_device;
 
 static started_device started[DEVICES_MAX]; /* each is complete before `end`, atomic, is set */
@@ -59,19 +60,19 @@ static void range_widen(uintptr_t first, uintptr_t end) {
 
 /* What a device's memory is divided into. */
 typedef struct division {
-    uint64_t reserved, homes, region, part;
+    uint64_t homes, region, part;
 } division;
 
-static division divide(const devices_settings *settings, uint64_t unit, uint64_t total_bytes) {
-    bool bounded = settings->budget_bytes != UINT64_MAX;
-    uint64_t whole = bounded ? settings->budget_bytes : total_bytes;
+static uint64_t addresses_for(uint64_t device_bytes) {
     uint64_t host = 0;
     machine_meminfo("", "MemTotal", &host);
-    uint64_t reserved = settings->reserved_bytes;
-    if (!reserved)
-        reserved = clamped(RESERVED_FACTOR * (total_bytes + host), RESERVED_LEAST, UINT64_MAX / 4);
+    return clamped(RESERVED_FACTOR * (device_bytes + host), RESERVED_LEAST, UINT64_MAX / 4);
+}
+
+static division divide(uint64_t budget_bytes, uint64_t unit, uint64_t total_bytes) {
+    bool bounded = budget_bytes != UINT64_MAX;
+    uint64_t whole = bounded ? budget_bytes : total_bytes;
     division d = {
-        .reserved = units(reserved, unit),
         .region = units(
             clamped(whole / (bounded ? REGION_SHARE : REGION_SHARE_OF_ALL), REGION_LEAST, REGION_MOST), unit),
         .part = clamped(whole / (bounded ? PART_SHARE : PART_SHARE_OF_ALL), PART_LEAST, PART_MOST),
@@ -90,13 +91,15 @@ static castor_status start(int device, const devices_settings *settings) {
         return CASTOR_ERR_UNSUPPORTED;
     uint64_t free_bytes = 0, total_bytes = 0;
     driver.room(driver.context, device, &free_bytes, &total_bytes);
-    division d = divide(settings, unit, total_bytes);
+    division d = divide(settings->budget_bytes, unit, total_bytes);
+    uint64_t reserved =
+        units(settings->reserved_bytes ? settings->reserved_bytes : addresses_for(total_bytes), unit);
     started_device *s = &started[device];
-    castor_status status = driver.reserve(driver.context, device, d.reserved, unit, &s->first);
+    castor_status status = driver.reserve(driver.context, device, reserved, unit, &s->first);
     if (status)
         return status;
     s->copies = copies_create(&driver, device);
-    status = homes_create(&s->homes, &driver, device, s->first, d.reserved, d.homes);
+    status = homes_create(&s->homes, &driver, device, s->first, reserved, d.homes);
     if (!status) {
         homes_placement_set(s->homes, &settings->placement);
         status = slots_create(&s->slots, s->homes, &driver, device, d.region);
@@ -105,7 +108,7 @@ static castor_status start(int device, const devices_settings *settings) {
         if (s->homes)
             homes_destroy(s->homes);
         copies_destroy(s->copies);
-        driver.unreserve(driver.context, s->first, d.reserved);
+        driver.unreserve(driver.context, s->first, reserved);
         *s = (started_device){0};
         return status;
     }
@@ -116,8 +119,8 @@ static castor_status start(int device, const devices_settings *settings) {
     s->region_bytes = d.region;
     s->part_bytes = d.part;
     s->fixed = homes_are_fixed(s->homes);
-    range_widen(s->first, s->first + d.reserved);
-    __atomic_store_n(&s->end, s->first + d.reserved, __ATOMIC_RELEASE);
+    range_widen(s->first, s->first + reserved);
+    __atomic_store_n(&s->end, s->first + reserved, __ATOMIC_RELEASE);
     return CASTOR_OK;
 }
 
@@ -172,13 +175,13 @@ copies *devices_copies(int device) {
 
 uint64_t devices_part_bytes(int device) {
     const started_device *s = started_of(device);
-    return s ? s->part_bytes : 0;
+    return s ? __atomic_load_n(&s->part_bytes, __ATOMIC_RELAXED) : 0;
 }
 
 void devices_shares(int device, uint64_t *slots_bytes, uint64_t *parts_bytes) {
     const started_device *s = started_of(device);
-    *slots_bytes = s ? s->region_bytes : 0;
-    *parts_bytes = s ? DEVICES_PARTS_AT_A_TIME * s->part_bytes : 0;
+    *slots_bytes = s ? __atomic_load_n(&s->region_bytes, __ATOMIC_RELAXED) : 0;
+    *parts_bytes = DEVICES_PARTS_AT_A_TIME * devices_part_bytes(device);
 }
 
 uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_bytes) {
@@ -207,10 +210,31 @@ bool devices_short(int device, uint64_t outside_bytes) {
     return free_bytes < (STEP_FACTOR - 1) * outside_bytes + total_bytes / ACTIVATIONS_SHARE;
 }
 
+static void homes_bound(const started_device *s) {
+    homes_budget_set(s->homes, s->outside_bytes < s->homes_bytes ? s->homes_bytes - s->outside_bytes : 0);
+}
+
 void devices_outside_set(int device, uint64_t bytes) {
-    const started_device *s = started_of(device);
-    if (s && s->bounded)
-        homes_budget_set(s->homes, bytes < s->homes_bytes ? s->homes_bytes - bytes : 0);
+    if (!started_of(device) || !started[device].bounded)
+        return;
+    pthread_mutex_lock(&starting);
+    started[device].outside_bytes = bytes;
+    homes_bound(&started[device]);
+    pthread_mutex_unlock(&starting);
+}
+
+void devices_budget_set(int device, uint64_t budget_bytes) {
+    if (!started_of(device) || !started[device].bounded)
+        return;
+    started_device *s = &started[device];
+    division d = divide(budget_bytes, driver.granularity(driver.context, device), budget_bytes);
+    pthread_mutex_lock(&starting);
+    s->homes_bytes = d.homes;
+    __atomic_store_n(&s->region_bytes, d.region, __ATOMIC_RELAXED);
+    __atomic_store_n(&s->part_bytes, d.part, __ATOMIC_RELAXED);
+    slots_region_limit(s->slots, d.region);
+    homes_bound(s);
+    pthread_mutex_unlock(&starting);
 }
 
 const device_driver *devices_driver(void) {

@@ -32,6 +32,9 @@ uint64_t devices_budget_for(int device, uint64_t slots_bytes, uint64_t parts_byt
 /* Whether the device's memory is short: it has a budget, or homes of fixed shares, something has found no memory there, or what is free
  * would not do for model data of `outside_bytes` that comes to be trained, and whose gradients and states are to come. */
 bool devices_short(int device, uint64_t outside_bytes);
+/* The budget is another one from now on. Homes that take more stay until homes_evict moves them, and slots until slots_region_give. Does
+ * nothing for a device that was started without one. */
+void devices_budget_set(int device, uint64_t budget_bytes);
 /* Model data that has no home and never will, of the budget: homes that come take less. Does nothing without a budget. */
 void devices_outside_set(int device, uint64_t bytes);
 /* The driver of all; NULL before the first start. */

@@ -93,6 +93,8 @@ void slots_step_end(slots *s);
  * caller has closed the gate; the device is drained. Returns the bytes; 0: there is no region, it is in use, or the driver fails. */
 uint64_t slots_region_give(slots *s);
 uint64_t slots_region_held(slots *s); /* bytes that it has now */
+/* Whole units. One that is larger stays until its memory is given back. */
+void slots_region_limit(slots *s, uint64_t bytes);
 
 void slots_statistics_get(slots *s, slots_statistics *out);
 /* The largest storage that uses have read in its home, since it is larger than a region may be; 0 bytes: none was. */

@@ -602,6 +602,14 @@ uint64_t slots_region_give(slots *s) {
     return bytes;
 }
 
+void slots_region_limit(slots *s, uint64_t bytes) {
+    pthread_mutex_lock(&s->lock);
+    s->region_most = bytes;
+    if (!s->region)
+        s->statistics.region_bytes = s->region_bytes = bytes;
+    pthread_mutex_unlock(&s->lock);
+}
+
 uint64_t slots_region_held(slots *s) {
     pthread_mutex_lock(&s->lock);
     uint64_t held = s->region ? s->region_bytes : 0;

@@ -230,6 +230,23 @@ class Memory(unittest.TestCase):
                     self.assertLessEqual(bytes_, 1.05 * expected + unused)
 
 
+class OneDevice(unittest.TestCase):
+    """Ranks of a DDP script that share a device."""
+
+    def test_they_share_its_budget(self):
+        told = re.compile(r"rank (\d): (.*); (\d+) bytes on the device; a child ends with 0")
+        losses = []
+        for plugin, settings in (None, ()), ("gemini", ["CASTOR_DEVICE_BUDGET=32M"]):
+            lines, errors = run(plugin, [*on_devices(1), *runner.ranks(2)], "sharing.py", settings=settings)
+            found = [told.fullmatch(line) for line in sorted(lines)] if plugin else [re.match(r"rank (\d): (.*); 0 bytes", line) for line in sorted(lines)]
+            self.assertTrue(len(found) == 2 and all(found), f"{lines}\n{errors}")
+            losses.append([each[2] for each in found])
+            if plugin:
+                for each in found:  # of 16 MiB, what slots and parts leave: a half
+                    self.assertTrue(2 << 20 <= int(each[3]) <= 8 << 20, lines)
+        self.assertEqual(losses, [losses[0]] * 2)
+
+
 class SeveralNodes(unittest.TestCase):
     """Two hosts (tests/hosts.py) with two devices each."""
 

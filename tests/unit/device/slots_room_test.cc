@@ -72,6 +72,25 @@ TEST_F(SlotsRoomTest, TheRegionIsGivenBack) {
     });
 }
 
+TEST_F(SlotsRoomTest, ASmallerRegion) {
+    seeds(8 * UNIT, 5, [&] {
+        memory *a = add(3 * UNIT), *b = add(2 * UNIT);
+        slots_region_limit(s, 4 * UNIT);
+        EXPECT_TRUE(use(a, 1));
+        EXPECT_EQ(fake_device_used(fake, DEVICE_TIER_DEVICE), 4 * UNIT);
+        slots_region_limit(s, 2 * UNIT);
+        EXPECT_TRUE(use(a, 1)); // it stays until it is given back
+        check();
+        EXPECT_EQ(slots_region_give(s), 4 * UNIT);
+        EXPECT_FALSE(use(a, 1));
+        slots_step_end(s);
+        EXPECT_FALSE(use(a, 1));
+        EXPECT_TRUE(use(b, 1));
+        EXPECT_EQ(fake_device_used(fake, DEVICE_TIER_DEVICE), 2 * UNIT);
+        check();
+    });
+}
+
 TEST_F(SlotsRoomTest, OperandsOfOneCallDoNotEvictEachOther) {
     seeds(3 * UNIT, 20, [&] {
         memory *a = add(2 * UNIT), *b = add(2 * UNIT), *c = add(UNIT);

@@ -1,6 +1,7 @@
-"""Which device each rank of a single-process script has (`--nproc`): the only one that it sees, so that `cuda` and `cuda:0` of the script are a device of
-its own on every rank."""
+"""Which device each rank has, and which ranks share one. Of a single-process script (`--nproc`) each sees one alone, so that `cuda` and `cuda:0` of the script
+are a device of its own on every rank."""
 import os
+import zlib
 
 import torch
 
@@ -25,4 +26,13 @@ def choose(rank, world):
     names = _visible()
     if names:
         os.environ[VISIBLE] = names[rank % len(names)]
-        core.device_share(len(range(rank % len(names), world, len(names))))
+        core.device_share(0, len(range(rank % len(names), world, len(names))))
+
+
+def share(control, device, nodes):
+    """Ranks that have one device have equal parts of its budget. Returns how many devices the ranks have. `device`: the number of this rank's;
+    `nodes`: the node of each rank. The ranks of `control` call it together."""
+    of_this = zlib.crc32(str(torch.cuda.get_device_properties(device).uuid).encode())
+    every = [(node, of_rank) for node, (of_rank,) in zip(nodes, control.gather([float(of_this)], "the ranks' devices"))]
+    core.device_share(device, every.count(every[control.rank]))
+    return len(set(every))

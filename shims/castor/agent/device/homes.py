@@ -1,6 +1,8 @@
 """Memory of homes: PyTorch's allocator takes it from the library while a pool is open."""
 import atexit
 import contextlib
+import gc
+import os
 import threading
 from ctypes import byref, c_int8, c_uint64
 
@@ -36,6 +38,8 @@ def _prepare(device):
         return False
     if not _pools:
         atexit.register(core.event_devices_end)
+        # A forked child, as a DataLoader's worker, cannot use CUDA. What is garbage by then stays: the end of an event would end the child.
+        os.register_at_fork(after_in_child=gc.freeze)
     for kind in (PARAMETER, GRADIENT, STATE):
         _pools[kind, device] = [_new_pool(kind, device)]
     return True

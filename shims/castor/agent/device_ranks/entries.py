@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core
 from ..common import tensors
+from ..device import choice
 from ..nodes import grouping
 from ..nodes.control import Control
 from ..precision import masters
@@ -66,7 +67,9 @@ def group_of(process_group, device):
     if ranks not in _groups:
         one_node = grouping.one_node_of(process_group, device)
         control = grouping.group_of(process_group) if one_node else Control(ranks)
-        group = _groups[ranks] = Group(process_group, ranks, control, grouping.nodes_of(process_group))
+        nodes = grouping.nodes_of(process_group)
+        choice.share(control, device.index, nodes)
+        group = _groups[ranks] = Group(process_group, ranks, control, nodes)
         if group.shares_nothing and core.plugin_shards() > 2:
             core.log(2, b"parameters that leave a device are on the host of each rank: the ranks of a node keep them once only where all nodes have as many ranks")
     return _groups[ranks]

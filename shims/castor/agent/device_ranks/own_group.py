@@ -3,13 +3,13 @@
 import atexit
 import datetime
 import struct
-import zlib
 
 import torch
 import torch.distributed as dist
 
 from .. import core
 from ..common import store
+from ..device import choice
 from . import entries
 
 _LOOPBACK = "127.0.0.1"
@@ -29,12 +29,16 @@ def _make(control):
     met = _meeting_place(control, timeout)
     there = dist.PrefixStore("castor", met)
     core.process_group_announce(b"castor", None, 0)  # for the trace
-    if _on_own_devices(control):
+    devices = choice.share(control, torch.cuda.current_device(), [0] * control.world)
+    if devices == control.world:
         options, kind = dist.ProcessGroupNCCL.Options(), dist.ProcessGroup.BackendType.NCCL
         options._timeout = timeout
         options.global_ranks_in_group, options.group_name = list(range(control.world)), "castor"
         backend = dist.ProcessGroupNCCL(there, control.rank, control.world, options)
     else:
+        if control.rank == 0:
+            core.log(2, f"{control.world} ranks share {devices} device{'s' if devices > 1 else ''}: what they exchange goes through the host (gloo), since NCCL "
+                        "takes one rank for each device".encode())
         kind = dist.ProcessGroup.BackendType.GLOO
         backend = dist.ProcessGroupGloo(there, control.rank, control.world, timeout=timeout)
     core.process_group_announce(None, None, 0)
@@ -44,17 +48,6 @@ def _make(control):
     group._register_backend(torch.device("cuda"), kind, backend)
     atexit.register(_end, group)
     return group
-
-
-def _on_own_devices(control):
-    """Whether no device has two ranks, which NCCL refuses."""
-    of_this = zlib.crc32(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid).encode())
-    every = control.gather([float(of_this)], "the ranks' devices")
-    devices = len({device for device, in every})
-    if devices < control.world and control.rank == 0:
-        core.log(2, f"{control.world} ranks share {devices} device{'s' if devices > 1 else ''}: what they exchange goes through the host (gloo), since NCCL takes one "
-                    "rank for each device".encode())
-    return devices == control.world
 
 
 def _meeting_place(control, timeout):
