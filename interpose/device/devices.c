@@ -16,9 +16,10 @@
 #define PART_LEAST          (UINT64_C(1) << 20)
 #define PART_MOST           (UINT64_C(512) << 20)
 #define STEP_FACTOR         4 /* parameters, with their gradients and two states each */
-#define ACTIVATIONS_SHARE   8 /* of the memory that is left to what a pass computes */
-#define RESERVED_LEAST      (UINT64_C(16) << 30)
-#define RESERVED_FACTOR     2 /* of the memory that homes can have: a range with holes still has room */
+/* Of the memory, left to what a pass computes: nobody knows how much that is, and a home costs one copy. */
+#define ACTIVATIONS_SHARE 2
+#define RESERVED_LEAST    (UINT64_C(16) << 30)
+#define RESERVED_FACTOR   2 /* of the memory that homes can have: a range with holes still has room */
 
 typedef struct started_device {
     homes *homes;

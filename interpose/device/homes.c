@@ -177,6 +177,18 @@ static uint32_t next_to_move(const homes *h, device_tier from, uint64_t most) {
     return found;
 }
 
+#define SHORT_SHARE 4 /* of a device: where a step leaves less, memory counts as short */
+
+/* What PyTorch's allocator keeps is what a step has needed at most. */
+static void room_look(homes *h) {
+    uint64_t free_bytes = 0, total_bytes = 0;
+    if (homes_were_short(h) || h->statistics.budget_bytes != UINT64_MAX)
+        return;
+    h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
+    if (free_bytes < total_bytes / SHORT_SHARE)
+        atomic_store_explicit(&h->were_short, true, memory_order_relaxed);
+}
+
 bool homes_step_end(homes *h) {
     pthread_mutex_lock(&h->lock);
     home_returns *r = &h->returns;
@@ -184,6 +196,7 @@ bool homes_step_end(homes *h) {
     r->steps++;
     if (h->fixed || h->placement.policy == PLACEMENT_STATIC || !tier_bytes(h, DEVICE_TIER_HOST)) {
         r->seen = 0;
+        room_look(h);
     } else {
         uint64_t free_bytes = 0;
         h->driver.room(h->driver.context, h->device, &free_bytes, &r->capacity);

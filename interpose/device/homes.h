@@ -99,9 +99,9 @@ uint64_t homes_evict(homes *h, uint64_t bytes);
 uint64_t homes_evictable(const homes *h);
 /* The device had no memory for somebody: nothing comes back within the next steps. Lock-free. */
 void homes_short(homes *h);
-/* Whether that was ever so. Lock-free. */
+/* Whether that was ever so, or the end of a step left less than a quarter of the device, where there is no budget. Lock-free. */
 bool homes_were_short(const homes *h);
-/* A step is over. Returns whether homes_return would move something. Asks the driver for its room only if a home is on the host. */
+/* A step is over. Returns whether homes_return would move something. Asks the driver for its room only if a home is on the host, or memory was never short. */
 bool homes_step_end(homes *h);
 /* Moves homes to the device where the last steps left room, up to HOMES_RETURN_BYTES. The caller has closed the gate. A lack of memory is no failure. */
 castor_status homes_return(homes *h);

@@ -90,7 +90,7 @@ FAMILIES = ("sgd", "momentum", "nesterov", "sgd-fused"), ("adamw", "adam", "adam
 # Of the short length, beside each case with one optimizer and one share: what waits, and what needs room.
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
-    UNBOUND: ("gpt:momentum",),
+    UNBOUND: ("gpt:momentum", "many_activations:adamw"),
     STATIC: ("mlp:adamw", "optimizer_before_device:momentum", "half_on_the_host:adamw", "trains_on_both_sides:sgd"),
     slow(0.25): ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
     delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_on_a_stream:adamw",
@@ -135,7 +135,7 @@ BACK = {"memory_short_once": (1, 20), "memory_short_each_second_step": (0, 20)}
 # Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data, or one of its
 # segments (20 MiB) finds no room beside what the gradients of the first step, streams and copies have divided.
 ROOMY = ("after_a_failure", "streams_while_a_thread_moves", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty",
-         "steps_on_a_stream", "data_parallel", "tied", "autocast")
+         "steps_on_a_stream", "data_parallel", "tied", "autocast", "one_flat_parameter")
 # Cases that run out of memory, and go on.
 FAIL = ("after_a_failure",)
 # Of cases/halves.py; micro_steps has rows of its own.

@@ -25,6 +25,22 @@ def gpt(log, make):
 
 
 @case
+def many_activations(log, make):
+    """Made on the device, of 20 MiB, whose passes take as much again as all of the model's data."""
+    with torch.device("cuda"):
+        model = GPT(context=LENGTH, layers=4)
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, y = tokens(step, 32)
+        optimizer.zero_grad()
+        _, loss = model(x, y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)
+
+
+@case
 def tied(log, make):
     """The embedding is the output layer too."""
     model = GPT(context=LENGTH).to("cuda")
