@@ -177,12 +177,15 @@ static uint32_t next_to_move(const homes *h, device_tier from, uint64_t most) {
     return found;
 }
 
-#define SHORT_SHARE 4 /* of a device: where a step leaves less, memory counts as short */
+#define SHORT_SHARE 4  /* of a device: where a step leaves less, memory counts as short */
+#define ROOM_STEPS  8  /* each of the first steps is looked at, */
+#define ROOM_PERIOD 64 /* and of those that follow one of so many */
 
 /* What PyTorch's allocator keeps is what a step has needed at most. */
 static void room_look(homes *h) {
     uint64_t free_bytes = 0, total_bytes = 0;
-    if (homes_were_short(h) || h->statistics.budget_bytes != UINT64_MAX)
+    bool looks = h->returns.steps <= ROOM_STEPS || h->returns.steps % ROOM_PERIOD == 0;
+    if (!looks || homes_were_short(h) || h->statistics.budget_bytes != UINT64_MAX)
         return;
     h->driver.room(h->driver.context, h->device, &free_bytes, &total_bytes);
     if (free_bytes < total_bytes / SHORT_SHARE)

@@ -101,7 +101,8 @@ uint64_t homes_evictable(const homes *h);
 void homes_short(homes *h);
 /* Whether that was ever so, or the end of a step left less than a quarter of the device, where there is no budget. Lock-free. */
 bool homes_were_short(const homes *h);
-/* A step is over. Returns whether homes_return would move something. Asks the driver for its room only if a home is on the host, or memory was never short. */
+/* A step is over. Returns whether homes_return would move something. Asks the driver for its room only if a home is on the host; else after some
+ * steps, to see whether memory is short. */
 bool homes_step_end(homes *h);
 /* Moves homes to the device where the last steps left room, up to HOMES_RETURN_BYTES. The caller has closed the gate. A lack of memory is no failure. */
 castor_status homes_return(homes *h);

@@ -183,17 +183,31 @@ TEST_F(HomesPolicyTest, WhatDoesNotMoveWaits) {
     EXPECT_EQ(host_units(CHUNK_PARAM), 0u);
 }
 
-// The driver is not asked for its room.
+// The driver is asked for its room after the first steps, and then rarely.
 TEST_F(HomesPolicyTest, AScriptThatFitsPaysNothing) {
     make(512, 100, 200);
     static int asked;
     asked = 0;
     homes_destroy(h);
     device_driver counting = driver;
-    counting.room = [](void *, int, uint64_t *, uint64_t *) { asked++; };
+    counting.room = [](void *, int, uint64_t *free, uint64_t *total) { asked++, *free = 30, *total = 100; };
     ASSERT_EQ(homes_create(&h, &counting, 0, range, units * UNIT, UINT64_MAX), CASTOR_OK);
     place(PLACEMENT_AUTO);
     created(CHUNK_PARAM, 50);
     EXPECT_EQ(steps(50), 0);
-    EXPECT_EQ(asked, 0);
+    EXPECT_EQ(asked, 8);
+    EXPECT_EQ(steps(50), 0);
+    EXPECT_EQ(asked, 9);
+    EXPECT_FALSE(homes_were_short(h));
+}
+
+TEST_F(HomesPolicyTest, AStepThatLeavesLessThanAQuarter) {
+    make(512, 100, 200);
+    created(CHUNK_PARAM, 50);
+    fake_device_others(fake, 25 * UNIT, 0);
+    EXPECT_EQ(steps(1), 0);
+    EXPECT_FALSE(homes_were_short(h));
+    fake_device_others(fake, 26 * UNIT, 0);
+    EXPECT_EQ(steps(1), 0);
+    EXPECT_TRUE(homes_were_short(h));
 }
