@@ -20,10 +20,11 @@ class Device:
     variables: tuple = ()  # more of the environment
     options: tuple = ()  # of Castor
     fails: bool = False  # calls fail: cases may raise
-    halved: bool = False  # half of the memory that a case needs
+    part: float = None  # of the memory that a case needs, in place of `missing`
     says: str = ""  # how Castor's line about the device begins (a regular expression), once in each process
     homes: bool = True
     precision: str = ""  # CASTOR_PRECISION
+    away: bool = False  # activations go to the host
 
     @property
     def alone(self):
@@ -35,12 +36,12 @@ class Device:
         return None if self.share is None else int(self.share * min(model_bytes))
 
     def memory(self, model_bytes, peak_bytes, other_bytes=0):
-        """Of a case that allocates so much at its peak: less by a part of what may lie on the host, or by half of all; but no less than
+        """Of a case that allocates so much at its peak: less by a part of what may lie on the host, or a part of all; but no less than
         everything else than model data takes."""
         if not self.overflows:
             return AMPLE
-        if self.halved:
-            return peak_bytes // 2 // MIB * MIB
+        if self.part:
+            return int(peak_bytes * self.part) // MIB * MIB
         return max(peak_bytes - int(model_bytes * (1 - (self.share or 0)) * self.missing), other_bytes) // MIB * MIB
 
 
@@ -68,10 +69,13 @@ SMALL = Device("a quarter, and plain PyTorch overflows", 0.25, overflows=True)
 UNBOUND = Device("what there is, and plain PyTorch overflows", overflows=True)
 NEARLY = Device("nearly enough, and plain PyTorch overflows", overflows=True, missing=0.125)
 ROOM = Device("all of it")
+AWAY = Device("all of it, and activations on the host", away=True)
+AWAY_AND_SMALL = Device("a quarter of its activations, which go to the host", overflows=True, part=0.18, away=True)
+AWAY_SLOWLY = Device("a quarter, and activations on the host, with delays", 0.25, latency="copy:300,event:60,wait:60,launch:40", away=True)
 STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=0.5"))
 # The CPU's store has what an optimizer gets before it comes to the device.
 HOST_SHORT = Device("a half, and a budget of the host's memory", 0.5, options=("CASTOR_MEMORY_BUDGET=1G",))
-OVERFLOW = Device("half of what it needs, and host memory for the rest", overflows=True, halved=True, options=("CASTOR_OVERFLOW=1G",))
+OVERFLOW = Device("half of what it needs, and host memory for the rest", overflows=True, part=0.5, options=("CASTOR_OVERFLOW=1G",))
 # Drivers that map no pages of the host, and those that allocate none there either.
 NO_PAGES = {"variables": (("SIM_REFUSES", "host-pages"),), "says": r"device \d+ maps no memory of the host at its addresses: "}
 FIXED = tuple(dataclasses.replace(device, name=f"{device.name}, in homes that stay", **NO_PAGES)
@@ -97,6 +101,11 @@ ALSO = {
                  "written_within_a_step:sgd"),
     slow(0.125): ("streams_while_a_thread_moves:sgd", "streams_while_a_thread_moves:adamw"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
+    AWAY: ("mlp:adamw", "saved_and_edited:adamw", "gone_back_twice:momentum", "slopes_of_slopes:sgd", "passes_without_backward:adamw", "saved_in_all_ways:momentum",
+           "functions_of_models:sgd", "models_in_threads:adamw", "fails_within_a_model:momentum",
+           "gpt:momentum", "tied:adam", "convolution:nesterov", "lstm:adam", "recomputed:sgd", "autocast:adamw", "accumulation:momentum", "gradient_penalty:sgd"),
+    AWAY_AND_SMALL: ("four_times_the_device:momentum",),
+    AWAY_SLOWLY: ("mlp:momentum", "gpt:adamw", "trains_on_a_stream:adamw", "steps_on_a_stream:momentum"),
     ROOM: ("mlp:adamw", "after_a_failure:adamw", "views_of_one_buffer:momentum", "given_by_dlpack:momentum", "given_as_an_array:adamw", "given_as_a_number:sgd", "compiled_steps:adamw"),
     OTHER_ALLOCATORS[0]: ("mlp:adamw",),
     expandable(0.25): ("batch_grows:momentum", "cache_emptied:adamw"),
@@ -194,6 +203,7 @@ def everything(cases):
     one_each = list(dict.fromkeys(word for device, word in short(cases) if "@" not in word and not device.precision))
     found += [row for precision in TYPES for row in narrow(precision, False)]
     found += [(FIXED[number % len(FIXED)], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in (*ROOMY, *BACK)]
+    found += [((AWAY, AWAY_SLOWLY)[number % 2], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in BACK]
     found += [(device, "mlp:adamw") for device in (*OTHER_ALLOCATORS, FIXED_ROOM, NO_HOMES)]
     found += [(device, word) for device in (STATIC, HOST_SHORT) for word in one_each if word.partition(":")[0] not in BACK]
     found += [(NEARLY, f"{name}:momentum") for name in BACK]

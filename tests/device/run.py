@@ -44,7 +44,10 @@ SMALL_SHARES = re.compile(r"^castor: (?:rank 0: )?device \d+: (slots|parts) have
 HELD = re.compile(r"^castor: (?:rank 0: )?device \d+: [\d.]+ MiB of parameters stay there, since other code has their addresses ")
 OVERFLOWED = re.compile(r"^castor: a gradient overflowed: ")
 # Beside a budget: the invariants are checked at each step, and it is said at the end where the model data was.
+TOLD_OF_ACTIVATIONS = r"device \d+: activations of [\d.]+ MiB were on the host at a time, (?!0\.00 )"
+ACTIVATIONS = re.compile(rf"^castor: (?:rank 0: )?{TOLD_OF_ACTIVATIONS}")
 OPTIONS = ("CASTOR_DEBUG=1",)
+AWAY = "CASTOR_ACTIVATIONS=offload", "CASTOR_ACTIVATIONS_LEAST=1"
 CLEAR = re.compile(r"raised (RuntimeError|AcceleratorError|OutOfMemoryError|Error): .*\w")  # of PyTorch or Castor
 
 
@@ -188,7 +191,7 @@ class Suite:
         than it must have, where the allocator keeps what it does not need; then it is what plain PyTorch cannot do with."""
         peak, least = number_after("# memory", self.plain[whole(word)]), self.least.get(word, 0)
         sizes = dict.fromkeys(device.memory(model_bytes, peak, other) for other in (least, min(least, peak - rows.MIB)))
-        if not device.overflows or device.halved:
+        if not device.overflows or device.part:
             return next(iter(sizes))
         return next((size for size in sizes if size >= rows.SEGMENTS and self.overflows(device, word, size)), None)
 
@@ -201,7 +204,7 @@ class Suite:
             return ["env"]
         options = [*self.args.set]
         if self.args.plugin != "none":
-            options += [*OPTIONS, *device.options, *([f"CASTOR_PRECISION={device.precision}"] if device.precision else []), *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
+            options += [*OPTIONS, *device.options, *AWAY * device.away, *([f"CASTOR_PRECISION={device.precision}"] if device.precision else []), *([f"CASTOR_DEVICE_BUDGET={budget}"] if budget is not None else [])]
         sets = [part for option in options for part in ("--set", option)]
         return [self.args.castor, "run", "--plugin", self.args.plugin, "--log-dir", "{folder}/logs", *sets, "--"]
 
@@ -219,8 +222,8 @@ class Suite:
         must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed and device.homes else None
         back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
         expected = [PLACED, SMALL_SHARES, *[RESCUED] * (device.overflows or any(word.partition(":")[0] in rows.FAIL for word in words)),
-                    *[HELD] * any(word.partition(":")[0] in rows.HELD for word in words), *[OVERFLOWED] * (device.precision == "fp16")]
-        wrong = self.wrong(finished, must, expected, back, device.says if changed else "")
+                    *[ACTIVATIONS] * device.away, *[HELD] * any(word.partition(":")[0] in rows.HELD for word in words), *[OVERFLOWED] * (device.precision == "fp16")]
+        wrong = self.wrong(finished, must, expected, back, (TOLD_OF_ACTIVATIONS if device.away else device.says) if changed else "")
         good = True
         for word in reached:
             lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
@@ -334,7 +337,7 @@ class Suite:
         try:
             self.at_a_time(self.train_plain, [(group,) for group in groups])
             if self.args.plugin not in ("none", "plain"):
-                small = list(dict.fromkeys(word for device, word in plan if device.overflows and not device.halved and word in self.plain and not is_script(word)))
+                small = list(dict.fromkeys(word for device, word in plan if device.overflows and not device.part and word in self.plain and not is_script(word)))
                 self.at_a_time(self.measure, [(small[first : first + TOGETHER],) for first in range(0, len(small), TOGETHER)])
             self.at_a_time(self.compare, list(self.grouped(dict.fromkeys(self.resolved(plan)))))
         finally:

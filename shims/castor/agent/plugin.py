@@ -6,7 +6,7 @@ import torch
 from . import core, lazy
 from .backward import accumulation, reducer
 from .common import store, traced
-from .device import adoption, choice, step_parts
+from .device import activations, adoption, choice, step_parts
 from .device_ranks import buckets
 from .nodes import remote
 from .optim import clipping, steps, swapping
@@ -40,6 +40,7 @@ def install():
         job.refuse_process_groups(world, is_rank)
     if is_rank and world > 1 and torch.version.cuda:
         choice.choose(rank, world)
+    activations.install()  # within what divides the calls of models
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]

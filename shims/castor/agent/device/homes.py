@@ -154,6 +154,12 @@ def _count(t):
     return tier
 
 
+def unused(device):
+    """Bytes of homes that no tensor has. Asks PyTorch's allocator for every segment: not often."""
+    some = [pool for kind in (PARAMETER, GRADIENT, STATE) for pool in list(_pools.get((kind, device), ()))]
+    return sum(segment["total_size"] - segment["allocated_size"] for pool in some for segment in pool.snapshot())
+
+
 def statistics(device):
     found = core.Homes()
     core.homes_get(device, byref(found))

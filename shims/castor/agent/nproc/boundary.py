@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .. import core, patching
 from ..common import store, traced
+from ..device import activations
 from ..process import events
 from . import backward_trial, contents, losses, randomness, rows, script_process, streams, trial
 
@@ -233,8 +234,13 @@ class Boundary:
         """Whether the outermost call of a model that begins now may be divided. In others the script looks at numbers, or PyTorch does."""
         job = self.job
         return not (job.synchronizer is None or events.is_running() or not store.active()
-                    or job.distributed or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or torch.jit.is_tracing() or rows.many_at_a_time()
+                    or job.distributed or self._are_hooks_set() or torch.jit.is_tracing() or rows.many_at_a_time()
                     or torch.autograd.forward_ad._current_level >= 0 or threading.current_thread() is not threading.main_thread())
+
+    @staticmethod
+    def _are_hooks_set():
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return hooks is not None and not activations.are_own(hooks)
 
     def _holds_registered(self, module):
         count = self.job.synchronizer.count
