@@ -194,6 +194,12 @@ void castor_device_optional(int optional) {
     overflow_optional(optional != 0);
 }
 
+void castor_device_pass_end(void) {
+    for (int device = 0; device < DEVICES_MAX; device++)
+        if (devices_slots(device))
+            slots_step_end(devices_slots(device));
+}
+
 void castor_device_step_end(void) {
     for (int device = 0; device < DEVICES_MAX; device++) {
         slots *s = devices_slots(device);

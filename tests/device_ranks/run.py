@@ -4,6 +4,7 @@
 
 --gpu: on the devices of this machine. What scripts of tests/scripts see there is compared by tests/semantics/run.py --devices. NAMEs select tests
 whose id contains one of them. The last line is `N passed, N failed`."""
+import json
 import os
 import re
 import subprocess
@@ -39,16 +40,21 @@ def job(plugin, ranks, program, *arguments, settings=()):
     return run(plugin, [*on_devices(ranks), *runner.ranks(ranks)], program, *arguments, settings=settings)
 
 
-def run(plugin, before, program, *arguments, settings=(), options=()):
+def run(plugin, before, program, *arguments, settings=(), options=(), reported=None):
+    """(lines, standard error), and what `reported` makes of the report."""
     sets = [word for setting in settings for word in ("--set", setting)]
     with tempfile.TemporaryDirectory(prefix="castor-device-ranks-") as folder:
         under = [CASTOR, "run", "--plugin", plugin, "--log-dir", os.path.join(folder, "log"), *sets, *options, "--"] if plugin else []
         command = [*under, *before, os.path.join(FOLDER, program), *arguments]
         env = dict(runner.environment(), CUBLAS_WORKSPACE_CONFIG=":16:8")
         done = subprocess.run(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+        found = None
+        if reported and not done.returncode:
+            told = subprocess.run([CASTOR, "report", os.path.join(folder, "log"), "--format", "json"], capture_output=True, text=True, timeout=60, check=True)
+            found = reported(json.loads(told.stdout))
     if done.returncode:
         raise AssertionError(f"{plugin} {' '.join(options)}: {program} ends with status {done.returncode}:\n{done.stderr[-3000:]}")
-    return done.stdout.splitlines(), done.stderr
+    return (done.stdout.splitlines(), done.stderr, *([] if found is None else [found]))
 
 
 class Looks(unittest.TestCase):
@@ -245,6 +251,19 @@ class OneDevice(unittest.TestCase):
                 for each in found:  # of 16 MiB, what slots and parts leave: a half
                     self.assertTrue(2 << 20 <= int(each[3]) <= 8 << 20, lines)
         self.assertEqual(losses, [losses[0]] * 2)
+
+
+class Evaluation(unittest.TestCase):
+    """Passes that no step follows."""
+
+    def test_what_they_read_comes_ahead(self):
+        plain, _ = run(None, [*on_devices(1), sys.executable], "evaluates.py", "moved")
+        for way in "moved", "made":
+            lines, errors, slots = run("gemini", [*on_devices(1), sys.executable], "evaluates.py", way, settings=["CASTOR_DEVICE_BUDGET=4M"],
+                                       reported=lambda report: report["ranks"][0]["device"]["slots"])
+            self.assertEqual(lines, plain, errors)
+            self.assertGreaterEqual(slots["uses"], 6 * 12, "of each pass a half at least is on the host")
+            self.assertGreaterEqual(slots["prefetched"], 0.75 * slots["uses"] * 5 / 6, slots)
 
 
 class SeveralNodes(unittest.TestCase):

@@ -10,6 +10,7 @@ last before the backward pass. A saved tensor that was changed in place since is
 import atexit
 import collections
 import functools
+import os
 import threading
 import weakref
 
@@ -248,7 +249,7 @@ def _changed(like, t, version):
 _movers = {}
 _making = threading.Lock()
 _thread = threading.local()  # .stay: addresses of the storages of the model that runs; None: none runs
-_told = []
+_has_device = False
 
 
 def _mover_of(index):
@@ -299,11 +300,14 @@ def _begins(module):
 
 
 def _need_device():
-    if not _told:
-        _told.append(True)
-        if not torch.cuda.is_available():
-            raise core.Error("castor: CASTOR_ACTIVATIONS=" + core.options.activations + " moves activations from a GPU to the host, and this process has no GPU: "
-                             "leave it out")
+    global _has_device
+    _has_device = _has_device or torch.cuda.is_available()
+    if not _has_device:
+        raise core.Error(_refusal("this process has no GPU"))
+
+
+def _refusal(why):
+    return f"castor: CASTOR_ACTIVATIONS={core.options.activations} moves activations from a GPU to the host, and {why}: leave it out"
 
 
 def _around(stock):
@@ -322,7 +326,10 @@ def _around(stock):
 
 
 def tell():
-    for index, mover in sorted(_movers.items()):
+    is_first = core.options.rank <= 0 and os.environ.get("RANK", "0") == "0"
+    for index, mover in sorted(_movers.items()) if is_first and store.active() else ():
+        if not mover.all_moved:
+            continue
         core.log(2, f"device {index}: activations of {mover.most_on_host / 2**20:.2f} MiB were on the host at a time, {mover.all_moved / 2**20:.2f} MiB in all "
                     f"(CASTOR_ACTIVATIONS={core.options.activations})".encode())
 
@@ -331,6 +338,6 @@ def install():
     if core.options.activations == "keep":
         return
     if not torch.version.cuda:
-        raise core.Error(f"castor: CASTOR_ACTIVATIONS={core.options.activations} moves activations from a GPU to the host, and this PyTorch is for CPUs: leave it out")
+        raise core.Error(_refusal("this PyTorch is for CPUs"))
     atexit.register(tell)
     patching.replace("torch.nn.Module.__call__", _around)

@@ -22,6 +22,7 @@ _known = WeakTensorKeyDictionary()  # parameter: the address of its home when it
 _held = WeakTensorKeyDictionary()  # parameter on a device that is short of memory: its bytes, which cannot move
 _pressed = core.options.device_budget != -1  # some model data is on the host, or may come to be there
 _installed = False
+when_pressed = []  # called once memory is short
 before_emptying = []  # called by torch.cuda.empty_cache: free what is held for others
 placing = None  # called with `fn` of Module._apply and its device: a function that does it, in homes, and more; None: nothing more is to be done
 _held_told = {}  # device: the bytes that were counted last
@@ -31,6 +32,8 @@ def pressed():
     """Whether memory is short: then gradients get homes. It stays so."""
     global _pressed
     _pressed = _pressed or bool(core.homes_on_host()) or any(core.device_short(device, 0) for device in homes.devices())
+    while _pressed and when_pressed:
+        when_pressed.pop()()
     return _pressed
 
 
@@ -49,6 +52,7 @@ def step_ended():
     if not homes.devices():
         return
     core.device_step_end()
+    pressed()
     shortage.tell(lambda: list(_known))
     if core.options.debug:
         for device in homes.devices():
