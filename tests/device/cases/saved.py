@@ -77,6 +77,36 @@ def slopes_of_slopes(log, make):
     log.end(model, optimizer)
 
 
+class Sloped(nn.Module):
+    """Goes back within its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(FEATURES, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.layers(x).square().sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return energy, force
+
+
+@case
+def goes_back_within(log, make):
+    model = Sloped().cuda()
+    optimizer = make(model.parameters())
+    for step in range(3):
+        x, _ = batch(step)
+        optimizer.zero_grad()
+        energy, force = model(x)
+        loss = (force.square().sum() + energy) / 100
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)
+
+
 @case
 def passes_without_backward(log, make):
     """A pass that records and is dropped, one that is kept, and one of which half the results are used."""

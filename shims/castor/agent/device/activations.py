@@ -11,6 +11,7 @@ import atexit
 import collections
 import functools
 import os
+import sys
 import threading
 import weakref
 
@@ -49,7 +50,7 @@ class _Saved:
         return self.tensor._version == self.version
 
     def __del__(self):
-        if self.back is not None and not self.waited:  # no graph will ever read it; its memory may be written to again after the copy
+        if self.back is not None and not self.waited and not sys.is_finalizing():  # no graph will ever read it; its memory may be written to again after the copy
             torch.cuda.current_stream(self.mover.device).wait_event(self.ready)
 
 
@@ -101,7 +102,7 @@ class _Mover:
         with self.lock:
             storage = t.untyped_storage()
             saved = self.saved.get((storage._cdata, t._version))
-            if saved is None:
+            if saved is None or not saved.is_as_saved():  # `.data` has a count of its own
                 saved = self._save(t, storage)
                 if saved is None:
                     return None
@@ -265,9 +266,10 @@ def _is_ordinary(t):
 
 
 def pack(t):
-    if _is_ordinary(t):
+    stay = getattr(_thread, "stay", None)  # None: a thread of a backward pass that the model runs
+    if stay is not None and _is_ordinary(t):
         storage = t.untyped_storage()
-        if storage.nbytes() >= core.options.activations_least and storage.data_ptr() not in _thread.stay and not torch.cuda.is_current_stream_capturing():
+        if storage.nbytes() >= core.options.activations_least and storage.data_ptr() not in stay and not torch.cuda.is_current_stream_capturing():
             packed = _mover_of(t.device.index).pack(t)
             if packed is not None:
                 return packed
