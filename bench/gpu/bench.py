@@ -129,6 +129,21 @@ def half_and_quarter(figures, checks):
     expect(not wrong, "; ".join(wrong))
 
 
+def activations(figures, checks):
+    """What a forward pass saves on the host: the same losses, to the last bit; peaks of the device's memory, and tokens per second."""
+    how = flags(checks, 16, 1, 6, 3)
+    kept = train(checks, "350M activations kept", "train_gpt.py", "350M", *how)
+    figures["runs"], wrong = [kept], []
+    for way in "offload", "auto":
+        record = train(checks, f"350M activations {way}", "train_gpt.py", "350M", *how, plugin="gemini", options={"CASTOR_ACTIVATIONS": way})
+        record.update(equal=(record["losses"], record["bits"]) == (kept["losses"], kept["bits"]), speed=round(kept["step_s"] / record["step_s"], 4))
+        figures["runs"].append(record)
+        figures[f"{way}_speed"], figures[f"{way}_equal"] = record["speed"], record["equal"]
+        if not record["equal"]:
+            wrong.append(f"{way}: losses or parameters differ")
+    expect(not wrong, "; ".join(wrong))
+
+
 def larger_than_the_device(figures, checks):
     """7 billion parameters of 16 bytes: 106 GB of model data."""
     need_budget()
@@ -189,6 +204,7 @@ def main():
     checks.check("1.3B: half and quarter budget", 130, half_and_quarter)
     probe.run(checks, "timings", 150)
     checks.check("7B: larger than the device", 120, larger_than_the_device)
+    checks.check("350M: activations on the host", 90, activations)
     checks.check("350M: plugin none", 110, plugin_none)
     checks.check("1.3B: FSDP2 with CPU offload", 70, fsdp2)
     checks.check("AdamW of torch", 30, adam)
