@@ -6,6 +6,7 @@
 #include "job/options.h"
 #include "device/devices.h"
 #include "device/probe.h"
+#include "events/gate.h"
 #include "hooks/cuda/driver.h"
 #include "hooks/cuda/operands.h"
 #include "hooks/cuda/overflow.h"
@@ -192,6 +193,24 @@ void castor_budget_too_small(int device, const char *operand, uint64_t operand_b
 
 void castor_device_optional(int optional) {
     overflow_optional(optional != 0);
+}
+
+int castor_operand_begin(int device, uint64_t address, uint64_t bytes, uint64_t stream, castor_operand *out) {
+    slots *s = devices_slots(device);
+    if (!s || devices_find(address) != device)
+        return 0;
+    gate_enter(); /* copies read homes */
+    slot_use use = slot_use_begin(s, address, bytes, stream);
+    gate_leave();
+    *out = (castor_operand){.pointer = use.pointer, .stream = use.stream, .storage = use.storage};
+    return use.storage != SLOT_USE_NONE;
+}
+
+void castor_operand_end(int device, const castor_operand *use) {
+    gate_enter();
+    slot_use_end(devices_slots(device),
+                 &(slot_use){.pointer = use->pointer, .storage = use->storage, .stream = use->stream});
+    gate_leave();
 }
 
 void castor_device_pass_end(void) {

@@ -6,7 +6,7 @@ import torch
 from . import core, lazy
 from .backward import accumulation, reducer
 from .common import store, traced
-from .device import activations, adoption, choice, passes, step_parts
+from .device import activations, adoption, casts, choice, passes, step_parts
 from .device_ranks import buckets
 from .nodes import remote
 from .optim import clipping, steps, swapping
@@ -47,6 +47,7 @@ def install():
     if torch.version.cuda:
         adoption.install()
         step_parts.install()
+        casts.install()
         passes.install()
         buckets.install()
     if accumulation.active():  # after the ranks' observer, which decides whether this backward is synchronized
