@@ -253,15 +253,27 @@ class OneDevice(unittest.TestCase):
         self.assertEqual(losses, [losses[0]] * 2)
 
 
-class Evaluation(unittest.TestCase):
-    """Passes that no step follows."""
+class Passes(unittest.TestCase):
+    """What passes read of parameters on the host comes ahead of its use."""
 
-    def test_what_they_read_comes_ahead(self):
-        plain, _ = run(None, [*on_devices(1), sys.executable], "evaluates.py", "moved")
+    def slots_of(self, way, plain, budget):
+        """What the report says of them."""
+        lines, errors, slots = run("gemini", [*on_devices(1), sys.executable], "passes.py", way, settings=[f"CASTOR_DEVICE_BUDGET={budget}"],
+                                   reported=lambda report: report["ranks"][0]["device"]["slots"])
+        self.assertEqual(lines, plain, errors)
+        return slots
+
+    def test_casts(self):
+        plain, _ = run(None, [*on_devices(1), sys.executable], "passes.py", "cast")
+        slots = self.slots_of("cast", plain, "8M")
+        self.assertGreaterEqual(slots["uses"], 6 * 12, "autocast casts each weight once in a pass, and half are on the host")
+        self.assertEqual(slots["home_reads"], 0, slots)
+        self.assertGreaterEqual(slots["prefetched"], 0.5 * slots["uses"] * 5 / 6, slots)
+
+    def test_that_no_step_follows(self):
+        plain, _ = run(None, [*on_devices(1), sys.executable], "passes.py", "moved")
         for way in "moved", "made":
-            lines, errors, slots = run("gemini", [*on_devices(1), sys.executable], "evaluates.py", way, settings=["CASTOR_DEVICE_BUDGET=4M"],
-                                       reported=lambda report: report["ranks"][0]["device"]["slots"])
-            self.assertEqual(lines, plain, errors)
+            slots = self.slots_of(way, plain, "4M")
             self.assertGreaterEqual(slots["uses"], 6 * 12, "of each pass a half at least is on the host")
             self.assertGreaterEqual(slots["prefetched"], 0.75 * slots["uses"] * 5 / 6, slots)
 

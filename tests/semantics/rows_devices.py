@@ -26,7 +26,8 @@ REFUSED = {
     "accumulate_ddp.py:zeroed_by_hand": "between the micro-steps of CASTOR_ACCUMULATE",
 }
 # Refused, or left to PyTorch, because owners keep data: under ddp nobody does.
-BY_OWNERS = "storages_ddp.py:states_loaded_on_rank_0", "storages_ddp.py:apart_without_sync"
+BY_OWNERS = ("storages_ddp.py:states_loaded_on_rank_0", "storages_ddp.py:apart_without_sync", "clip_ddp.py:another_limit_on_each_rank",
+             "gradients_ddp.py:step_on_noise_of_one_rank")
 SCRIPTS = ("loops_ddp.py", "clip_ddp.py", "gradients_ddp.py", "optimizers_ddp.py", "sync_ddp.py", "checkpoint_ddp.py", "frozen_ddp.py", "gan_ddp.py",
            "weights_ddp.py", "stepping_ddp.py", "amp_ddp.py", "recompute_ddp.py", "accumulate_ddp.py", "construct_ddp.py", "copies_ddp.py", "storages_ddp.py",
            "gpt_ddp.py", "nanogpt_ddp.py", "trainer_ddp.py", "accelerate_ddp.py", "fabric_ddp.py", "lightning_ddp.py")
