@@ -214,18 +214,17 @@ void castor_operand_end(int device, const castor_operand *use) {
 }
 
 void castor_device_pass_end(void) {
+    gate_enter(); /* copies read homes */
     for (int device = 0; device < DEVICES_MAX; device++)
         if (devices_slots(device))
             slots_step_end(devices_slots(device));
+    gate_leave();
 }
 
 void castor_device_step_end(void) {
-    for (int device = 0; device < DEVICES_MAX; device++) {
-        slots *s = devices_slots(device);
-        if (s)
-            slots_step_end(s);
+    castor_device_pass_end();
+    for (int device = 0; device < DEVICES_MAX; device++)
         cuda_homes_step_end(device);
-    }
 }
 
 int castor_homes_get(int device, castor_homes *out) {
