@@ -141,6 +141,8 @@ WITH = {"gpt": "adamw", "written_through_addresses": "adamw", "mlp": "momentum",
 # How often homes come back to a device that has nearly enough: at least, and at most. These cases have rows of
 # their own.
 BACK = {"memory_short_once": (1, 20), "memory_short_each_second_step": (0, 20)}
+# What has only the rows that are written for it.
+ONLY = (*BACK, "of_castor", "four_times_the_device")
 # Cases that need more room than a device has on which plain PyTorch runs out of memory: their peak is not of model data, or one of its
 # segments (20 MiB) finds no room beside what the gradients of the first step, streams and copies have divided.
 ROOMY = ("after_a_failure", "streams_while_a_thread_moves", "functional_calls", "gradients_kept", "line_search", "closure", "gradient_penalty",
@@ -178,7 +180,7 @@ def narrow(precision, only_short):
 def short(cases):
     """(device, "case:optimizer") of the short length; `cases`: the optimizers of each case by its name."""
     found = []
-    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in (*BACK, "of_castor") and not name.startswith(TYPES)):
+    for number, (name, optimizers) in enumerate((name, cases[name]) for name in cases if name not in ONLY and not name.startswith(TYPES)):
         optimizer = WITH.get(name) or optimizers[number % len(optimizers)]
         found.append((SHARES[number // len(SHARES) % len(SHARES)], f"{name}:{optimizer}"))
     found += [(device, word) for device, words in ALSO.items() for word in words]
@@ -199,7 +201,7 @@ def in_pairs(number, name, optimizers):
 def everything(cases):
     """What the long length has beside the short one. All that there is of it is its own product, which takes many hours: rows of a case
     differ in several things at once."""
-    found = [row for number, name in enumerate(cases) if name not in BACK and not name.startswith(TYPES) for row in in_pairs(number, name, cases[name])]
+    found = [row for number, name in enumerate(cases) if name not in (*BACK, "four_times_the_device") and not name.startswith(TYPES) for row in in_pairs(number, name, cases[name])]
     one_each = list(dict.fromkeys(word for device, word in short(cases) if "@" not in word and not device.precision))
     found += [row for precision in TYPES for row in narrow(precision, False)]
     found += [(FIXED[number % len(FIXED)], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in (*ROOMY, *BACK)]
