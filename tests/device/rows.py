@@ -101,7 +101,7 @@ ALSO = {
                  "written_within_a_step:sgd"),
     slow(0.125): ("streams_while_a_thread_moves:sgd", "streams_while_a_thread_moves:adamw"),
     delayed(2): ("trains_on_a_stream:adamw-fused", "scaled:adamw", "edited_in_place:adam", "recomputed:sgd"),
-    AWAY: ("mlp:adamw", "saved_and_edited:adamw", "gone_back_twice:momentum", "slopes_of_slopes:sgd", "goes_back_within:adamw", "passes_without_backward:adamw", "saved_in_all_ways:momentum",
+    AWAY: ("mlp:adamw", "saved_and_edited:adamw", "gone_back_twice:momentum", "slopes_of_slopes:sgd", "goes_back_within:adamw", "passes_without_backward:adamw", "saved_in_all_ways:momentum", "layers_that_learn_their_shapes:sgd",
            "functions_of_models:sgd", "models_in_threads:adamw", "fails_within_a_model:momentum",
            "gpt:momentum", "tied:adam", "convolution:nesterov", "lstm:adam", "recomputed:sgd", "autocast:adamw", "accumulation:momentum", "gradient_penalty:sgd"),
     AWAY_AND_SMALL: ("four_times_the_device:momentum",),

@@ -222,7 +222,7 @@ class Suite:
         must = (budget is not None and budget < max(bytes_of) or device.overflows or bool(device.options)) if changed and device.homes else None
         back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
         expected = [PLACED, SMALL_SHARES, *[RESCUED] * (device.overflows or any(word.partition(":")[0] in rows.FAIL for word in words)),
-                    *[ACTIVATIONS] * device.away, *[HELD] * any(word.partition(":")[0] in rows.HELD for word in words), *[OVERFLOWED] * (device.precision == "fp16")]
+                    *[ACTIVATIONS] * (device.away or any("CASTOR_ACTIVATIONS" in option for option in self.args.set)), *[HELD] * any(word.partition(":")[0] in rows.HELD for word in words), *[OVERFLOWED] * (device.precision == "fp16")]
         wrong = self.wrong(finished, must, expected, back, (TOLD_OF_ACTIVATIONS if device.away else device.says) if changed else "")
         good = True
         for word in reached:

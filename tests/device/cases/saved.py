@@ -155,6 +155,12 @@ def saved_in_all_ways(log, make):
 
 
 @case
+def layers_that_learn_their_shapes(log, make):
+    model = nn.Sequential(nn.LazyLinear(256), nn.LazyBatchNorm1d(), nn.GELU(), nn.LazyLinear(CLASSES)).cuda()
+    train(log, model, make(model.parameters()), 3)
+
+
+@case
 def functions_of_models(log, make):
     """torch.func refuses hooks of autograd."""
     model = nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, CLASSES)).cuda()

@@ -317,7 +317,8 @@ def _around(stock):
         _need_device()
         if not _begins(self):
             return stock(self, *args, **kwargs)
-        _thread.stay = {t.untyped_storage().data_ptr() for some in (self.parameters(), self.buffers()) for t in some if t.layout is torch.strided}
+        _thread.stay = {t.untyped_storage().data_ptr() for some in (self.parameters(), self.buffers()) for t in some
+                        if t.layout is torch.strided and not torch.nn.parameter.is_lazy(t)}
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 return stock(self, *args, **kwargs)
