@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from . import case
-from .networks import FEATURES, GPT, LENGTH, MLP, Adversary, batch, tokens, train
+from .networks import FEATURES, GPT, LENGTH, MLP, Adversary, batch, tokens, train, train_on_texts
 
 
 @case
@@ -242,15 +242,7 @@ def cache_emptied(log, make):
 def batch_grows(log, make):
     """The activations need more memory from the third step on."""
     model = GPT(context=LENGTH).cuda()
-    optimizer = make(model.parameters())
-    for step in range(4):
-        x, y = tokens(step, 1 if step < 2 else 24)
-        optimizer.zero_grad()
-        _, loss = model(x, y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss)
-    log.end(model, optimizer)
+    train_on_texts(log, model, make(model.parameters()), (1, 1, 24, 24))
 
 
 def _beside(log, make, sizes):

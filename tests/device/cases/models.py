@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 from . import case
-from .networks import CLASSES, FEATURES, GPT, LENGTH, LSTM, MLP, WORDS, Convolutions, batch, images, text_loss, tokens, train
+from .networks import CLASSES, FEATURES, GPT, LENGTH, LSTM, MLP, WORDS, Convolutions, batch, images, text_loss, tokens, train, train_on_texts
 
 
 @case
@@ -29,15 +29,7 @@ def many_activations(log, make):
     """Made on the device, of 20 MiB, whose passes take as much again as all of the model's data."""
     with torch.device("cuda"):
         model = GPT(context=LENGTH, layers=4)
-    optimizer = make(model.parameters())
-    for step in range(3):
-        x, y = tokens(step, 32)
-        optimizer.zero_grad()
-        _, loss = model(x, y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss)
-    log.end(model, optimizer)
+    train_on_texts(log, model, make(model.parameters()), 3 * [32])
 
 
 @case

@@ -93,3 +93,15 @@ def train(log, model, optimizer, steps=4, draw=batch, loss_of=F.cross_entropy):
         optimizer.step()
         log.step(loss)
     log.end(model, optimizer)
+
+
+def train_on_texts(log, model, optimizer, sizes):
+    """The same of a GPT, which returns its loss: a batch of each of the sizes."""
+    for step, size in enumerate(sizes):
+        x, y = tokens(step, size)
+        optimizer.zero_grad()
+        _, loss = model(x, y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from . import case
-from .networks import CLASSES, FEATURES, GPT, LENGTH, MLP, WORDS, batch, tokens, train
+from .networks import CLASSES, FEATURES, GPT, LENGTH, MLP, WORDS, batch, train, train_on_texts
 
 
 class Edited(nn.Module):
@@ -218,12 +218,4 @@ def fails_within_a_model(log, make):
 def four_times_the_device(log, make):
     """A transformer whose passes save four times as much as a device has that a row gives it."""
     model = GPT(vocabulary=WORDS, context=LENGTH, layers=12).to("cuda")
-    optimizer = make(model.parameters())
-    for step in range(2):
-        x, y = tokens(step, 48)
-        optimizer.zero_grad()
-        _, loss = model(x, y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss)
-    log.end(model, optimizer)
+    train_on_texts(log, model, make(model.parameters()), 2 * [48])

@@ -291,8 +291,8 @@ def are_own(hooks):
 
 
 def _begins(module):
-    """Whether the outermost call of a model begins of which activations may leave."""
-    if getattr(_thread, "stay", None) is not None or not torch.is_grad_enabled() or not store.active() or events.is_running():
+    """Whether this is the outermost call of a model of which activations may leave."""
+    if not torch.is_grad_enabled() or not store.active() or events.is_running():
         return False
     autograd = torch._C._autograd
     if not autograd._saved_tensors_hooks_is_enabled() or autograd._top_saved_tensors_default_hooks(False) is not None or torch.jit.is_tracing():
@@ -314,6 +314,8 @@ def _refusal(why):
 
 def _around(stock):
     def call(self, *args, **kwargs):
+        if getattr(_thread, "stay", None) is not None:  # a model runs already
+            return stock(self, *args, **kwargs)
         _need_device()
         if not _begins(self):
             return stock(self, *args, **kwargs)
