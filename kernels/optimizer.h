@@ -31,6 +31,15 @@ typedef enum kernel_decay {
     KERNEL_DECAY_COUNT
 } kernel_decay;
 
+/* How a sum of a product is rounded, and in which order the operations come. What is rounded as PyTorch's kernels for CUDA do it is of float
+ * parameters and gradients, and not `fused`; kernels/cuda/step_math.h is the same for one element. */
+typedef enum kernel_rounding {
+    KERNEL_ROUNDS_ONCE,          /* a * b + c */
+    KERNEL_ROUNDS_TWICE,         /* the product as well, as on x86 without FMA */
+    KERNEL_ROUNDS_AS_CUDA,       /* foreach */
+    KERNEL_ROUNDS_AS_CUDA_SINGLE /* its loops over tensors: `root_divisor` is the inverse, and multiplied by */
+} kernel_rounding;
+
 enum { KERNEL_OPTIMIZER_STATES = 3 };
 
 /* `count` elements from element `offset` on of a tensor that has `numel`. The pointers are those of the range's first element. */
@@ -46,7 +55,7 @@ typedef struct kernel_step {
     int32_t param_dtype, grad_dtype; /* kernel_dtype; not KERNEL_F64 */
     int32_t decay_kind;              /* kernel_decay */
     int32_t fused;    /* as PyTorch's fused kernels; 0: as its loops over tensors and its foreach */
-    int32_t separate; /* a * b + c is rounded twice, as on x86 without FMA; 0: once */
+    int32_t rounding; /* kernel_rounding */
     int32_t maximize;
     int32_t variation; /* Adam: with the maximum of squares; SGD: Nesterov */
     int32_t unused;

@@ -257,6 +257,13 @@ int castor_homes_get(int device, castor_homes *out) {
     out->copies = of_slots.copies;
     out->copied_bytes = of_slots.copied_bytes;
     out->stale = of_slots.stale;
+    if (devices_updates(device)) {
+        updates_statistics of_updates;
+        updates_statistics_get(devices_updates(device), &of_updates);
+        out->updates = of_updates.updates;
+        out->update_elements = of_updates.elements;
+        out->update_waits = of_updates.waits;
+    }
     out->taken_bytes = of_homes.taken_bytes;
     out->beside_bytes = of_homes.beside_bytes;
     return 1;

@@ -25,6 +25,7 @@ typedef struct started_device {
     homes *homes;
     slots *slots;
     copies *copies;
+    updates *updates; /* atomic */
     uintptr_t first, end;
     bool fixed;                          /* homes lie outside of the range as well */
     bool bounded, divided;               /* by a budget; by shares for the host */
@@ -35,6 +36,7 @@ typedef struct started_device {
 static started_device started[DEVICES_MAX]; /* each is complete before `end`, atomic, is set */
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static device_driver driver; /* written once, before driver_known */
+static device_driver given;  /* what it stands on: without updates */
 static const device_driver *driver_known;
 uintptr_t devices_first;
 uint64_t devices_bytes;
@@ -86,6 +88,22 @@ static division divide(uint64_t budget_bytes, uint64_t unit, uint64_t total_byte
     return d;
 }
 
+/* Homes do not move under updates. */
+static castor_status drain(void *context, int device) {
+    updates *u = devices_updates(device);
+    castor_status status = u && updates_matter() ? updates_settle(u) : CASTOR_OK;
+    return status ? status : given.drain(context, device);
+}
+
+/* Nor is a copy made of what they have not written. */
+static castor_status copy_enqueue(void *context, int device, uintptr_t to, uintptr_t from, size_t bytes,
+                                  uint64_t stream) {
+    updates *u = devices_updates(device);
+    if (u && updates_matter())
+        updates_wait(u, from, bytes, device, stream);
+    return given.copy_enqueue(context, device, to, from, bytes, stream);
+}
+
 static castor_status start(int device, const devices_settings *settings) {
     uint64_t unit = driver.granularity(driver.context, device);
     if (!unit)
@@ -132,7 +150,9 @@ castor_status devices_start(const device_driver *with, int device, const devices
     pthread_mutex_lock(&starting);
     castor_status status = CASTOR_OK;
     if (!driver_known) {
-        driver = *with;
+        driver = given = *with;
+        driver.drain = drain;
+        driver.copy_enqueue = copy_enqueue;
         __atomic_store_n(&driver_known, &driver, __ATOMIC_RELEASE);
     }
     if (started[device].end)
@@ -172,6 +192,25 @@ slots *devices_slots(int device) {
 copies *devices_copies(int device) {
     const started_device *s = started_of(device);
     return s ? s->copies : NULL;
+}
+
+updates *devices_updates(int device) {
+    const started_device *s = started_of(device);
+    return s ? __atomic_load_n(&s->updates, __ATOMIC_ACQUIRE) : NULL;
+}
+
+castor_status devices_updates_make(int device, updates **out) {
+    if (!started_of(device))
+        return error_set(CASTOR_ERR_ARGUMENT, "device %d has no homes yet", device);
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&starting);
+    *out = started[device].updates;
+    if (!*out)
+        status = updates_create(out, started[device].homes, &given, device);
+    if (!status)
+        __atomic_store_n(&started[device].updates, *out, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&starting);
+    return status;
 }
 
 uint64_t devices_part_bytes(int device) {

@@ -4,6 +4,7 @@
 
 #include "homes.h"
 #include "slots.h"
+#include "updates.h"
 
 #define DEVICES_MAX             64
 #define DEVICES_PARTS_AT_A_TIME 3 /* that are on a device while an optimizer steps in parts */
@@ -23,6 +24,9 @@ castor_status devices_home_create(int device, chunk_kind kind, size_t bytes, hom
 homes *devices_homes(int device);
 slots *devices_slots(int device);
 copies *devices_copies(int device);
+updates *devices_updates(int device); /* NULL as well: none was ever made */
+/* The device's updates, made by the first call. The status of updates_create. */
+castor_status devices_updates_make(int device, updates **out);
 /* Bytes of the copies of one part, with which an optimizer steps what lies on the host. */
 uint64_t devices_part_bytes(int device);
 /* The bytes of slots, and of the parts that are on the device at a time. */

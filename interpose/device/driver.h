@@ -78,6 +78,14 @@ typedef struct device_driver {
     castor_status (*copy_enqueue)(void *context, int device, uintptr_t to, uintptr_t from, size_t bytes,
                                   uint64_t stream);
 
+    /* A number of 8 bytes in memory of host_make. Written when all that was enqueued in the stream before is done, and its writes are there for
+     * the processors. */
+    castor_status (*value_write)(void *context, int device, uintptr_t address, uint64_t value,
+                                 uint64_t stream);
+    /* What is enqueued from now on waits until the number is `value` or more. Takes no processor. */
+    castor_status (*value_wait)(void *context, int device, uintptr_t address, uint64_t value,
+                                uint64_t stream);
+
     uint64_t (*now_ns)(void *context); /* never goes back */
 } device_driver;
 

@@ -77,6 +77,8 @@ void slots_written_all(slots *s, uint64_t stream);
  * that come, are read in their home until it is freed. Not `sure`: it may be a word that looks like an address, which counts if
  * a storage begins there. */
 void slots_kept(slots *s, uintptr_t address, bool sure);
+/* Whether it keeps one in the home there. Lock-free. */
+bool slots_keep(const slots *s, uintptr_t address);
 /* The same as slots_written with 0 bytes at each of SLOTS_ADDRESSES_MOST addresses, or fewer, by one writer. */
 #define SLOTS_ADDRESSES_MOST 32
 void slots_written_each(slots *s, const uintptr_t *addresses, uint32_t count, uint64_t stream);

@@ -164,6 +164,11 @@ static bool forget(slots *s, uintptr_t address, size_t bytes) {
 
 /* ---- homes in which the device keeps an address ---- */
 
+bool slots_keep(const slots *s, uintptr_t address) {
+    uint32_t unit = homes_unit(s->homes, address);
+    return unit != HOMES_NO_UNIT && __atomic_load_n(&s->units[unit], __ATOMIC_RELAXED) & SLOTS_KEPT;
+}
+
 static bool kept_is(const slots *s, const home *at) {
     uint32_t first = homes_unit(s->homes, at->address);
     for (uint64_t i = 0; i < at->bytes >> s->unit_bits; i++)

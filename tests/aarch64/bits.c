@@ -85,7 +85,7 @@ static void step(const int *ways) {
                                 .grad_dtype = ways[2],
                                 .decay_kind = flags & 1 ? KERNEL_DECAY_COUPLED : KERNEL_DECAY_NONE,
                                 .fused = flags >> 1 & 1,
-                                .separate = flags >> 2 & 1,
+                                .rounding = flags >> 2 & 1,
                                 .variation = flags >> 3 & 1,
                                 .maximize = flags >> 4 & 1,
                                 .inv_scale = 0.5,

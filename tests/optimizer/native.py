@@ -19,7 +19,7 @@ class Range(ctypes.Structure):
 class Step(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in (
         
-        "param_dtype", "grad_dtype", "decay_kind", "fused", "separate", "maximize", "variation", "unused")] + [
+        "param_dtype", "grad_dtype", "decay_kind", "fused", "rounding", "maximize", "variation", "unused")] + [
         (name, ctypes.c_double) for name in ("inv_scale", "clip", "decay")]
 
 

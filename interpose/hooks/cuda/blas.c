@@ -108,6 +108,13 @@ static void beside_leave(const beside *b) {
         joined_leave_all();
 }
 
+static void beside_await(const beside *b, uint64_t stream) {
+    for (uint32_t i = 0; i < sizeof b->addresses / sizeof *b->addresses && b->addresses[i]; i++)
+        awaited((const void *)b->addresses[i], WRITERS_OPEN, stream);
+    if (b->any)
+        awaited_all(stream);
+}
+
 /* ---- the calls ---- */
 
 #define CUBLAS(function, parameters, arguments, list, doc)                                                   \

@@ -5,6 +5,7 @@
 #define CASTOR_HOOKS_CUDA_CALLS_H
 
 #include "events/gate.h"
+#include "awaited.h"
 #include "joined.h"
 #include "observe.h"
 #include "writers.h"
@@ -96,6 +97,14 @@ static inline void operands_end(const operands *o) {
 #define BEGIN_ARRAY(matrices)
 #define BEGIN_DESCRIPTOR(descriptor, layout)
 
+/* What the call then touches at home. */
+#define AWAIT(entry) NAMED(AWAIT_, EACH_FLAT entry)
+#define AWAIT_READ(matrix, extent)           awaited((const void *)(matrix), extent, operands_.stream);
+#define AWAIT_BESIDE(matrix, other, extent)  awaited((const void *)(matrix), extent, operands_.stream);
+#define AWAIT_WRITE(matrix, extent)          awaited((const void *)(matrix), extent, operands_.stream);
+#define AWAIT_ARRAY(matrices)                awaited_all(operands_.stream);
+#define AWAIT_DESCRIPTOR(descriptor, layout) beside_await(&beside_, operands_.stream);
+
 #define END(entry) NAMED(END_, EACH_FLAT entry)
 #define END_READ(matrix, extent)
 #define END_BESIDE(matrix, other, extent)
@@ -119,10 +128,18 @@ static inline void operands_end(const operands *o) {
             EACH(LEAVE, list)                                                                                \
         }                                                                                                    \
         gate_enter();                                                                                        \
-        if (stream_of) {                                                                                     \
+        const bool in_stream_ = stream_of;                                                                   \
+        if (in_stream_) {                                                                                    \
             EACH(BEGIN, list)                                                                                \
         }                                                                                                    \
         gate_leave();                                                                                        \
+        if (updates_matter()) {                                                                              \
+            if (in_stream_) {                                                                                \
+                EACH(AWAIT, list)                                                                            \
+            } else {                                                                                         \
+                awaited_by_host();                                                                           \
+            }                                                                                                \
+        }                                                                                                    \
         result status_ = real_ arguments;                                                                    \
         gate_enter();                                                                                        \
         operands_end(&operands_);                                                                            \

@@ -454,6 +454,16 @@ static void execution_begin(operands *o, const plans_execution *e, plans_executi
             elsewhere->pointers[i] = (void *)operand_read(o, e->pointers[i], e->bytes[i]);
 }
 
+/* NULL: which tensors it touches is not known. */
+static void execution_awaits(const plans_execution *e, bool in_stream, uint64_t stream) {
+    if (!in_stream)
+        awaited_by_host();
+    else if (!e)
+        awaited_all(stream);
+    for (uint32_t i = 0; e && i < e->count; i++)
+        awaited(e->pointers[i], WRITERS_OPEN, stream);
+}
+
 static cudnnStatus_t plan_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                                   cudnnBackendDescriptor_t pack) {
     cudnnStatus_t (*real)(cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t) =
@@ -482,6 +492,8 @@ static cudnnStatus_t plan_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t
         gate_leave();
         other = o.count ? pack_make(&elsewhere) : NULL;
     }
+    if (updates_matter())
+        execution_awaits(known && in_stream ? (other ? &elsewhere : &e) : NULL, in_stream, o.stream);
     cudnnStatus_t status = real(handle, plan, other ? other : pack);
     gate_enter();
     operands_end(&o);

@@ -662,6 +662,22 @@ static castor_status copy_enqueue(void *context, int device, uintptr_t to, uintp
     return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, "a copy", device, bytes);
 }
 
+#define AT_LEAST 0 /* CU_STREAM_WAIT_VALUE_GEQ */
+
+#define VALUE(name, call, flags)                                                                             \
+    static castor_status name(void *context, int device, uintptr_t address, uint64_t value,                  \
+                              uint64_t stream) {                                                             \
+        (void)context;                                                                                       \
+        scope s;                                                                                             \
+        if (!cuda_device_enter_in_stream(device, &s))                                                        \
+            return CASTOR_ERR_SYSTEM;                                                                        \
+        CUresult result = cu.call((CUstream)stream, address, value, flags);                                  \
+        cuda_scope_end(&s);                                                                                  \
+        return result == CUDA_SUCCESS ? CASTOR_OK : cuda_failed(result, #call, device, 0);                   \
+    }
+VALUE(value_write, cuStreamWriteValue64, 0)
+VALUE(value_wait, cuStreamWaitValue64, AT_LEAST)
+
 static uint64_t now_ns(void *context) {
     (void)context;
     return clock_ns(CLOCK_MONOTONIC);
@@ -696,6 +712,8 @@ const device_driver *cuda_driver(void) {
         .event_wait = event_wait,
         .event_done = event_done,
         .copy_enqueue = copy_enqueue,
+        .value_write = value_write,
+        .value_wait = value_wait,
         .now_ns = now_ns,
     };
     return &driver;

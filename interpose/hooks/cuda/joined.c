@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "events/gate.h"
-#include "observe.h"
 
 /* The call that follows faults if this fails: then the line says why. */
 static void leave(homes *h, uintptr_t address) {
@@ -45,15 +44,11 @@ void joined_leave_all(void) {
     }
 }
 
-static void announced(effect_writes writes, const observe_facts *facts) {
+void joined_announced(effect_writes writes, const observe_facts *facts) {
     if (!joined_matter())
         return;
     if (writes == EFFECT_WRITES_ALL)
         joined_leave_all();
-    else if (facts->bytes)
+    else if (writes != EFFECT_WRITES_NOTHING && facts->bytes)
         joined_leave((const void *)facts->object, writes == EFFECT_WRITES_ROWS ? 0 : facts->bytes);
-}
-
-void joined_install(void) {
-    __atomic_store_n(&observe_announced, announced, __ATOMIC_RELEASE);
 }

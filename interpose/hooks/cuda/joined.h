@@ -7,6 +7,7 @@
 #define CASTOR_HOOKS_CUDA_JOINED_H
 
 #include "device/devices.h"
+#include "observe.h"
 
 /* Whether there are any. */
 static inline bool joined_matter(void) {
@@ -20,7 +21,7 @@ static inline void joined_leave(const void *address, size_t bytes) {
 }
 /* All leave: it is not known which the call writes to, or it is captured. */
 void joined_leave_all(void);
-/* From now on the calls of the runtime and the driver that write where their rows say are announced. */
-void joined_install(void);
+/* Of a call of the runtime or the driver that writes where its row says. */
+void joined_announced(effect_writes writes, const observe_facts *facts);
 
 #endif

@@ -36,7 +36,7 @@ static void collective_record(hook_id id, uint64_t begin_ns, ncclResult_t status
     uint64_t bytes = nccl_bytes(payload.count, payload.datatype);
     observe_facts facts = {0};
     if (status == ncclSuccess) {
-        facts = (observe_facts){bytes, (uint64_t)payload.stream, (uint64_t)payload.communicator};
+        facts = (observe_facts)OBSERVE_FACTS(bytes, payload.stream, payload.communicator);
         device_enqueued(hook_table[id].name, trace_now_ns(), bytes, (uint64_t)payload.stream);
     }
     if (status == ncclSuccess && !collective_is_inside()) {
@@ -92,7 +92,7 @@ static uint64_t ranks_hash(const int *ranks, int count) {
 
 #define NCCL_CALL(function, parameters, arguments, facts, doc)                                               \
     OBSERVED(OBSERVE_NCCL, OBSERVE_NCCL, ncclResult_t, ncclSystemError, function, #function, false,          \
-             EFFECT_WRITES_NOTHING, parameters, arguments, facts, 0)
+             EFFECT_WRITES_NOTHING, EFFECT_READS_NOTHING, parameters, arguments, facts, 0)
 
 /* The outermost call of NCCL that a thread makes: `done` follows it, and sees its status_ and begin_ns_. */
 #define NCCL_OUTERMOST(function, parameters, arguments, done)                                                \

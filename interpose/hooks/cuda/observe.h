@@ -29,8 +29,10 @@ typedef enum observe_level {
 /* The recorded facts of a call. */
 typedef struct observe_facts {
     uint64_t bytes, stream, object;
+    uint64_t source; /* of a copy; OBSERVE_ANYWHERE: the row does not say */
 } observe_facts;
 
+#define OBSERVE_ANYWHERE UINT64_MAX
 #define OBSERVE_STREAM_PER_THREAD 2 /* stream 0 in the variants per thread: cudaStreamPerThread */
 
 typedef struct observe_thread_state {
@@ -60,8 +62,9 @@ typedef void (*observe_enqueued_function)(hook_id id, const observe_facts *facts
 extern observe_enqueued_function observe_enqueued;
 void observe_tell(hook_id id, const observe_facts *facts); /* calls it */
 
-/* Called before a call that writes as its row says (`writes` and `facts` of it), outside of the gate; NULL: nobody wants it. */
-typedef void (*observe_announced_function)(effect_writes writes, const observe_facts *facts);
+/* Called before a call that writes or reads as its row says, outside of the gate; NULL: nobody wants it. */
+typedef void (*observe_announced_function)(effect_writes writes, effect_reads reads,
+                                           const observe_facts *facts);
 extern observe_announced_function observe_announced;
 
 static inline void *observe_target_of(hook_id id) {
@@ -81,17 +84,23 @@ static inline uint64_t observe_set_device(int device) {
     return (uint64_t)(unsigned)device;
 }
 
-#define OBSERVE_FACTS(bytes_, stream_, object_)                                                              \
-    { .bytes = (uint64_t)(bytes_), .stream = (uint64_t)(stream_), .object = (uint64_t)(object_) }
+#define OBSERVE_FACTS(bytes_, stream_, ...)                                                                  \
+    {                                                                                                        \
+        .bytes = (uint64_t)(bytes_), .stream = (uint64_t)(stream_),                                          \
+        .object = (uint64_t)(OBSERVE_FIRST(__VA_ARGS__, OBSERVE_ANYWHERE)),                                  \
+        .source = (uint64_t)(OBSERVE_SECOND(__VA_ARGS__, OBSERVE_ANYWHERE, ))                                \
+    }
+#define OBSERVE_FIRST(first, ...)          first
+#define OBSERVE_SECOND(first, second, ...) second
 
 /* Defines wrap_ID and exports it as SYMBOL.
  *   level, hides     the call's level, and those inside of which it is part of another call
  *   only_waits       for the device: constant
- *   writes           as effect.h says: constant
+ *   writes, reads    as effect.h says: constant
  *   missing          the result where no real function exists
  *   default_stream   the meaning of stream 0 */
-#define OBSERVED(level, hides, result, missing, id, symbol, only_waits, writes, parameters, arguments,       \
-                 facts_, default_stream)                                                                     \
+#define OBSERVED(level, hides, result, missing, id, symbol, only_waits, writes, reads, parameters,           \
+                 arguments, facts_, default_stream)                                                                     \
     result wrap_##id parameters;                                                                             \
     HOOK_EXPORT extern __typeof__(wrap_##id) export_##id __asm__(symbol)                                     \
         __attribute__((alias("wrap_" #id)));                                                                 \
@@ -106,10 +115,14 @@ static inline uint64_t observe_set_device(int device) {
         }                                                                                                    \
         const bool gated_ = !((level)&OBSERVE_LIBRARIES) && !(only_waits) &&                                 \
                             !(inside_ & (OBSERVE_RUNTIME | OBSERVE_DRIVER));                                 \
-        if ((writes) != EFFECT_WRITES_NOTHING) {                                                             \
+        if ((writes) != EFFECT_WRITES_NOTHING || (reads) != EFFECT_READS_NOTHING) {                                                             \
             observe_announced_function announced_ = __atomic_load_n(&observe_announced, __ATOMIC_ACQUIRE);   \
-            if (__builtin_expect(announced_ != NULL, 0))                                                     \
-                announced_((writes), &(observe_facts)OBSERVE_FACTS facts_);                                  \
+            if (__builtin_expect(announced_ != NULL, 0)) {                                                   \
+                observe_facts coming_ = OBSERVE_FACTS facts_;                                                \
+                if (!coming_.stream)                                                                         \
+                    coming_.stream = (default_stream);                                                       \
+                announced_((writes), (reads), &coming_);                                                     \
+            }                                                                                                \
         }                                                                                                    \
         observe_thread.inside = inside_ | (level);                                                           \
         uint64_t begin_ns_ =                                                                                 \

@@ -3,6 +3,7 @@
 #include <string.h>
 #include "events/gate.h"
 #include "shims/cuda/types.h"
+#include "awaited.h"
 #include "capture.h"
 #include "joined.h"
 #include "layouts.h"
@@ -315,11 +316,24 @@ static void launch_comes(const void *kernel, layouts_ask *ask, void *const *argu
         joined_leave_all();
 }
 
+static void await_word(uintptr_t address, void *stream) {
+    awaited((const void *)address, 0, *(const uint64_t *)stream);
+}
+
+static void launch_awaits(const void *kernel, layouts_ask *ask, void *const *arguments, void *const *extra,
+                          uint64_t stream) {
+    if (!launch_scan(kernel, ask, arguments, extra, await_word, &stream))
+        awaited_all(stream);
+}
+
 #define LAUNCH(result, id, default_stream, parameters, arguments, kernel, ask, values, extra, stream)        \
     static result launch_##id parameters {                                                                   \
         result(*real) parameters = hooks_real(HOOK_##id);                                                    \
         if (joined_matter() && launch_matters())                                                             \
             launch_comes((const void *)(kernel), ask, values, extra);                                        \
+        if (updates_matter())                                                                                \
+            launch_awaits((const void *)(kernel), ask, values, extra,                                        \
+                          (stream) ? (uint64_t)(stream) : (default_stream));                                 \
         result status = real arguments;                                                                      \
         if (status == 0 && launch_matters())                                                                 \
             launched((const void *)(kernel), ask, values, extra,                                             \
@@ -465,7 +479,8 @@ static size_t received_bytes(uint32_t blocks, size_t count, ncclDataType_t datat
 /* Before the call. */
 static void receives(const void *address, uint32_t blocks, size_t count, ncclDataType_t datatype,
                      ncclComm_t communicator, cudaStream_t stream) {
-    (void)stream;
+    if (updates_matter())
+        awaited_all((uint64_t)stream);
     if (joined_matter() && devices_may_hold((uintptr_t)address) && count)
         joined_leave(address, received_bytes(blocks, count, datatype, communicator));
 }
@@ -583,10 +598,14 @@ static void note_each(const CUdeviceptr *targets, const CUdeviceptr *sources, co
 #define BATCH(id, default_stream, parameters, arguments)                                                     \
     static CUresult batch_##id parameters {                                                                  \
         CUresult(*real) parameters = hooks_real(HOOK_##id);                                                  \
-        for (size_t i = 0; i < count && joined_matter(); i++)                                                \
+        const uint64_t stream = hStream ? (uint64_t)hStream : (default_stream);                              \
+        for (size_t i = 0; i < count && (joined_matter() || updates_matter()); i++) {                        \
             joined_leave((const void *)dsts[i], sizes[i]);                                                   \
+            awaited((const void *)dsts[i], sizes[i], stream);                                                \
+            awaited((const void *)srcs[i], sizes[i], stream);                                                \
+        }                                                                                                    \
         CUresult status = real arguments;                                                                    \
-        note_each(dsts, srcs, sizes, count, hStream ? (uint64_t)hStream : (default_stream));                 \
+        note_each(dsts, srcs, sizes, count, stream);                                                         \
         return status;                                                                                       \
     }
 #define BATCH_PTSZ(id, parameters, arguments)                                                                \
@@ -613,12 +632,17 @@ BATCH_PTSZ(cuMemcpyBatchAsync_v2,
 ENDS(cudaError_t, cudaStreamDestroy, (cudaStream_t stream), (stream))
 ENDS(CUresult, cuStreamDestroy_v2, (CUstream stream), (stream))
 
+static void announced(effect_writes writes, effect_reads reads, const observe_facts *facts) {
+    joined_announced(writes, facts);
+    awaited_announced(writes, reads, facts);
+}
+
 castor_status writers_install(void) {
     static bool installed; /* atomic */
     if (__atomic_exchange_n(&installed, true, __ATOMIC_RELAXED))
         return CASTOR_OK;
     __atomic_store_n(&observe_enqueued, enqueued, __ATOMIC_RELEASE);
-    joined_install();
+    __atomic_store_n(&observe_announced, announced, __ATOMIC_RELEASE);
     observe_target_replace(HOOK_cuMemcpyBatchAsync, (void *)batch_cuMemcpyBatchAsync);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_ptsz, (void *)batch_cuMemcpyBatchAsync_ptsz);
     observe_target_replace(HOOK_cuMemcpyBatchAsync_v2, (void *)batch_cuMemcpyBatchAsync_v2);

@@ -1,7 +1,7 @@
 #include "effect.h"
 
 const effect effects[EFFECT_COUNT] = {
-#define EFFECT(name, action, memory, writes) [EFFECT_##name] = {action, memory, writes},
+#define EFFECT(name, action, memory, writes, reads) [EFFECT_##name] = {action, memory, writes},
 #include "effect.def"
 };
 

@@ -13,6 +13,12 @@ typedef enum effect_writes {
     EFFECT_WRITES_ALL,   /* any address */
 } effect_writes;
 
+typedef enum effect_reads {
+    EFFECT_READS_NOTHING, /* or what its own wrapper looks at */
+    EFFECT_READS_SOURCE,  /* `bytes` at `source`; any address where the row names none */
+    EFFECT_READS_ALL,     /* any address */
+} effect_reads;
+
 enum {
 #define EFFECT(name, ...) EFFECT_##name,
 #include "effect.def"
@@ -20,9 +26,14 @@ enum {
     EFFECT_COUNT
 };
 
-/* The column `writes` of each, as a constant. */
+/* The columns `writes` and `reads` of each, as constants. */
 enum {
-#define EFFECT(name, action, memory, writes) EFFECT_##name##_WRITES = writes,
+#define EFFECT(name, action, memory, writes, reads) EFFECT_##name##_WRITES = writes,
+#include "effect.def"
+#undef EFFECT
+};
+enum {
+#define EFFECT(name, action, memory, writes, reads) EFFECT_##name##_READS = reads,
 #include "effect.def"
 #undef EFFECT
 };

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-/* Of a row's facts, (bytes, stream, object): a row without a stream has a 0 there. */
-#define STREAM_IN_FACTS(bytes, stream, object)                 (sizeof #stream > sizeof "0")
+/* Of a row's facts, (bytes, stream, object), or with a source: a row without a stream has a 0 there. */
+#define STREAM_IN_FACTS(bytes, stream, ...)                    (sizeof #stream > sizeof "0")
 #define STREAM_IN_COUNT(count, datatype, communicator, stream) true
 #define HAS_STREAM_NONE(source)                                false
 #define HAS_STREAM_TENSOR(source)                              false

@@ -1,9 +1,10 @@
-"""Optimizer steps in parts: what lies on the host is stepped in copies on the device.
+"""Optimizer steps of what lies on the host: by the processors where it lies (CASTOR_DEVICE_STEP), or in parts, in copies on the device.
 
 The script's own optimizer runs once for each part, on copies of its parameters, gradients and states, while the next part comes and
 the last one goes on streams of their own. The results have the bits of one whole step, since the optimizer treats each parameter on its
 own (steps.py). It sees the script's own tensors: their memory is exchanged for that time. Other classes step over the link."""
 import contextlib
+import ctypes
 import functools
 import threading
 import weakref
@@ -14,6 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from .. import core, patching, replaced
 from ..common import separable, store, tensors
 from ..common.parts import divide_by_device
+from ..optim import kernels
 from ..precision import masters
 from . import adoption, homes, shortage
 
@@ -46,13 +48,15 @@ def step(optimizer, run, divisible):
     it is not divisible."""
     pairs = [(p, p.grad) for p in store.parameters_of(optimizer) if p.grad is not None]
     here = [(p, grad) for p, grad in pairs if p.is_cuda and grad.device == p.device and grad.layout is torch.strided]
-    parts = _parts(optimizer, here, divisible)
     known = set(optimizer.state)
     result = None
     with _form_of_all(optimizer), _hidden(pairs), _stepping():
-        if len(here) < len(pairs):
-            taken = {id(p) for p, _ in here}
-            rest = [(p, grad) for p, grad in pairs if id(p) not in taken]
+        at_home = _at_home(optimizer, here) if divisible and core.options.device_step == "host" else []
+        here, result = _step_on_host(optimizer, at_home, here, run) if at_home else (here, result)
+        parts = _parts(optimizer, here, divisible)
+        taken = {id(p) for p, _ in (*here, *at_home)}
+        rest = [(p, grad) for p, grad in pairs if id(p) not in taken]
+        if rest:
             with _shown(rest), masters.shown(optimizer, rest):
                 result = run()
         if parts:
@@ -63,6 +67,44 @@ def step(optimizer, run, divisible):
                 optimizer.state[p] = optimizer.state.pop(p)
     _states_seen[optimizer] = len(optimizer.state)
     return result
+
+
+def _at_home(optimizer, pairs):
+    """Those of which everything that the processors need is in homes on the host. States that are yet to be made come to be in parts."""
+    if type(optimizer) not in _KNOWN or getattr(_thread, "target", None) or torch.cuda.is_current_stream_capturing():
+        return []
+    if masters.on_devices(optimizer) or _share_memory(optimizer, pairs):
+        return []
+    wants = {id(p) for group in optimizer.param_groups if group.get("momentum", 1) for p in group["params"]}
+    able = [(p, grad) for p, grad in pairs if id(p) not in wants or p in optimizer.state]
+    some = [_tensors_of(optimizer, p, grad) for p, grad in able]
+    found = iter(homes.tiers([t for each in some for t in each]))
+    tiers = [[next(found) for _ in each] for each in some]
+    return [pair for pair, each, of_pair in zip(able, some, tiers)
+            if pair[0].dim() and all(tier == core.HOME_HOST for tier in of_pair) and _are_alike(each)]
+
+
+def _are_alike(some):
+    first = some[0]
+    return tensors.is_dense(first) and all(t.dtype is torch.float32 and t.shape == first.shape and t.stride() == first.stride() for t in some)
+
+
+def _step_on_host(optimizer, at_home, pairs, run):
+    """Has the processors step what they can. Returns the pairs that they cannot, and what `run` has returned."""
+    done, result = set(), None
+    for group in optimizer.param_groups:
+        mine = {id(p) for p in group["params"]}
+        for index in sorted({p.device.index for p, _ in at_home if id(p) in mine}):
+            some = [(p, grad) for p, grad in at_home if id(p) in mine and p.device.index == index]
+            with _shown(some), contextlib.suppress(kernels.NotOnHost), kernels.on_host(functools.partial(_enqueue, index)):
+                result = run()
+                done.update(id(p) for p, _ in some)
+    return [(p, grad) for p, grad in pairs if id(p) not in done], result
+
+
+def _enqueue(index, name, numbers, ranges):
+    stream = torch.cuda.current_stream(index).cuda_stream
+    getattr(core, f"device_{name}")(index, stream, ctypes.byref(numbers), ranges, len(ranges), torch.get_num_threads())
 
 
 def _run_all(parts, run):

@@ -31,16 +31,20 @@ TRIED_POWERS = 24
 TRIED_COUNTS = (0.0, 9.0, 4999.0, *map(float, range(1, 40, 2)))
 
 NARROW = (torch.bfloat16, torch.float16)
+# States that a step has only with an option of this name.
+KIND_OF_STATE = {"max_exp_avg_sqs": "amsgrad", "momentum_buffer_list": "momentum"}
 
 _chosen = "auto"
 _equal = {}  # (PyTorch's function, options): whether the bits were the same
+_roundings = {}  # the same on the host: the rounding that gave them, or None
 _told = set()  # PyTorch's functions that stay, and of which the log says so
 
 
 class _Asked(threading.local):
-    """The arguments of `publishing`, for the steps of this thread."""
+    """The arguments of `publishing` and `on_host`, for the steps of this thread."""
 
     factor, working = 1.0, {}
+    run, rounding = None, None  # run(name of the kernel, its numbers, ranges) in place of the kernel
 
 
 _asked = _Asked()
@@ -61,20 +65,37 @@ def publishing(working, factor=1.0):
         _asked.factor, _asked.working = before
 
 
+class NotOnHost(Exception):
+    """The processors cannot do this step of a device's parameters. Nothing was done."""
+
+
+@contextlib.contextmanager
+def on_host(run):
+    """Inside, steps of this thread of parameters on a CUDA device are those of the kernels for the CPU, with the bits of the device:
+    run(name, numbers, ranges) has them done. NotOnHost comes from a step that they cannot do so."""
+    _replace_all()
+    _asked.run = run
+    try:
+        yield
+    finally:
+        _asked.run = None
+
+
 def _working_of(p):
     return _asked.working.get(p.data_ptr()) if _asked.working else None
 
 
 def _fits(*lists):
-    """Whether a kernel steps these: plain tensors on the CPU, each parameter's gradient and states with its order of elements.
+    """Whether a kernel steps these: plain tensors on one device, each parameter's gradient and states with its order of elements.
     They are float. A gradient may have 16 bits; under `hybrid` so may a parameter, and its gradient and states the same type."""
+    device = lists[0][0].device
     for each in zip(*lists):
         first = each[0]
         strides, allowed = first.stride(), (first.dtype,) if _chosen == "hybrid" and first.dtype in NARROW else ()
         if not (first.is_contiguous() or tensors.is_dense(first)):
             return False
         for t in each:
-            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device.type != "cpu":
+            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device:
                 return False
             if t.dtype is not torch.float32 and t.dtype not in allowed and not (t is each[1] and t.dtype in NARROW):
                 return False
@@ -127,10 +148,22 @@ def _changed(fused, *lists):
         torch.autograd.graph.increment_version([t for of_kind in lists for t in of_kind])
 
 
+@functools.cache
+def _rounding():
+    return core.ROUNDS_TWICE if torch.backends.cpu.get_cpu_capability() == "DEFAULT" and platform.machine() == "x86_64" else core.ROUNDS_ONCE
+
+
 def _step(fused, param_dtype, grad_dtype, decay_kind, decay, maximize, variation):
-    separate = torch.backends.cpu.get_cpu_capability() == "DEFAULT" and platform.machine() == "x86_64"
+    rounding = _rounding() if _asked.rounding is None else _asked.rounding
     dtypes = tensors.DTYPES[param_dtype], tensors.DTYPES[grad_dtype]
-    return core.Step(*dtypes, decay_kind, fused, separate, maximize, variation, 0, _asked.factor, 1.0, decay)
+    return core.Step(*dtypes, decay_kind, fused, rounding, maximize, variation, 0, _asked.factor, 1.0, decay)
+
+
+def _run(name, numbers, ranges):
+    if _asked.run:
+        _asked.run(name, numbers, ranges)
+    else:
+        getattr(core, f"optimizer_{name}")(ctypes.byref(numbers), ranges, len(ranges), torch.get_num_threads())
 
 
 def _adam(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, amsgrad, beta1, beta2, lr,
@@ -144,8 +177,10 @@ def _adam(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_ste
     torch._foreach_add_(state_steps, 1)
     for (param_dtype, grad_dtype, t), here in _alike(params, grads, [t.item() for t in state_steps]):
         step = _step(fused, param_dtype, grad_dtype, kind, decay, maximize, amsgrad)
-        numbers = core.Adam(step, 1 - beta1, beta2, 1 - beta2, root(1 - beta2**t), eps, -(lr / (1 - beta1**t)))
-        core.optimizer_adam(ctypes.byref(numbers), _ranges(here, params, grads, states), len(here), torch.get_num_threads())
+        divisor = root(1 - beta2**t)
+        divisor = 1.0 / divisor if step.rounding == core.ROUNDS_AS_CUDA_SINGLE else divisor
+        numbers = core.Adam(step, 1 - beta1, beta2, 1 - beta2, divisor, eps, -(lr / (1 - beta1**t)))
+        _run("adam", numbers, _ranges(here, params, grads, states))
     _changed(fused, params, *states)
 
 
@@ -169,7 +204,7 @@ def _sgd(form, params, grads, momentum_buffer_list, *, weight_decay, momentum, l
         step = _step(fused, param_dtype, grad_dtype, COUPLED if weight_decay else NO_DECAY, weight_decay, maximize, nesterov)
         numbers = core.Sgd(step, momentum, 1 - dampening, -lr, first, 0)
         states = (momentum_buffer_list,) if momentum else ()
-        core.optimizer_sgd(ctypes.byref(numbers), _ranges(here, params, grads, states), len(here), torch.get_num_threads())
+        _run("sgd", numbers, _ranges(here, params, grads, states))
     _changed(fused, params, momentum_buffer_list if momentum else ())
 
 
@@ -215,7 +250,7 @@ def _same_bits(kind, form, stock, arguments):
         if p.is_cuda and torch.cuda.is_current_stream_capturing():  # where nothing can be compared
             return False
         with publishing({}):
-            _equal[key] = _try(kind, form, stock, arguments)
+            _equal[key] = _try(kind, form, stock, arguments, p.device)
         if not _equal[key] and (stock, p.device) not in _told:
             _told.add((stock, p.device))
             where = f" on {p.device}" if p.is_cuda else ""
@@ -223,7 +258,8 @@ def _same_bits(kind, form, stock, arguments):
     return _equal[key]
 
 
-def _try(kind, form, stock, arguments):
+def _try(kind, form, stock, arguments, by):
+    """`by`: the device of the kernel's tensors."""
     generator = torch.Generator().manual_seed(len(kind.flags))
     options = {name: value for name, value in arguments.items() if name not in kind.names[: kind.lists]}
     device, dtype = arguments["params"][0].device, arguments["params"][0].dtype
@@ -241,10 +277,10 @@ def _try(kind, form, stock, arguments):
 
     def random(scale):
         powers = [torch.randint(TRIED_POWERS, (size,), generator=generator, device="cpu") for size in sizes]
-        return [(scale * torch.randn(len(some), generator=generator, device="cpu") * 0.5**some).to(device, dtype) for some in powers]
+        return [(scale * torch.randn(len(some), generator=generator, device="cpu") * 0.5**some).to(dtype) for some in powers]
 
     parameters = random(1.0)
-    sides = [[p.clone() for p in parameters] for _ in range(2)]
+    sides = [[p.to(side, copy=True) for p in parameters] for side in (device, by)]
     if kind.name == "adam":
         means = range(3 if arguments["amsgrad"] else 2)
         states = [[[torch.zeros_like(p) for p in side] for _ in means] for side in sides]
@@ -256,12 +292,51 @@ def _try(kind, form, stock, arguments):
     pairs = []
     for _ in range(TRIED_STEPS):
         gradients = random(0.1 * scale)
-        theirs = [g.clone() for g in gradients]
+        theirs = [g.to(device, copy=True) for g in gradients]
+        gradients = [g.to(by) for g in gradients]
         stock(sides[0], theirs, *states[0], **options)
         kind.step(form, sides[1], gradients, *states[1], **{name: options[name] for name in kind.keywords})
         pairs += zip(theirs, gradients)  # which some of PyTorch's functions write
     pairs += [*zip(*sides), *((a, b) for mine, theirs in zip(*states) for a, b in zip(mine, theirs) if a is not None)]
-    return all(torch.equal(a, b) for a, b in pairs)
+    return all(torch.equal(a.to(by), b) for a, b in pairs)
+
+
+def _rounding_on_host(kind, form, stock, arguments):
+    """With which rounding the kernels for the CPU give the bits of PyTorch's function on this device; None: with none. Tried once."""
+    p = arguments["params"][0]
+    key = (stock, p.device, *(bool(arguments[name]) for name in kind.flags))
+    if key not in _roundings:
+        run, _asked.run = _asked.run, None
+        try:
+            for _asked.rounding in (core.ROUNDS_AS_CUDA_SINGLE if form == "single_tensor" else core.ROUNDS_AS_CUDA, _rounding()):
+                if _try(kind, form, stock, arguments, torch.device("cpu")):
+                    break
+            else:
+                _asked.rounding = None
+            _roundings[key] = _asked.rounding
+        finally:
+            _asked.run, _asked.rounding = run, None
+    return _roundings[key]
+
+
+def _step_on_host(kind, form, stock, arguments):
+    able = (form != "fused" and _chosen != "native" and not _asked.working and _asked.factor == 1.0
+            and not torch.cuda.is_current_stream_capturing() and _are_apart(arguments["params"])
+            and all(t is not None and t.dtype is torch.float32 for t in _written(kind, arguments)) and kind.can(form=form, **arguments))
+    rounding = _rounding_on_host(kind, form, stock, arguments) if able else None
+    if rounding is None:
+        raise NotOnHost
+    _asked.rounding = rounding
+    try:
+        kind.step(form, *(arguments[name] for name in kind.names[: kind.lists]), **{name: arguments[name] for name in kind.keywords})
+    finally:
+        _asked.rounding = None
+
+
+def _written(kind, arguments):
+    """The tensors of a step that a kernel takes: parameters, gradients, and the states that its options ask for."""
+    states = [arguments[name] for name in kind.states if arguments.get(KIND_OF_STATE.get(name), True)]
+    return [t for of_kind in (arguments["params"], arguments["grads"], *states) for t in of_kind]
 
 
 def _step_by_stock(kind, stock, arguments):
@@ -291,6 +366,8 @@ def _replacement(kind_, form, stock):
         arguments = dict(zip(names, args), **kwargs)
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not arguments["params"]:
             return stock(*args, **kwargs)
+        if _asked.run and arguments["params"][0].is_cuda:
+            return _step_on_host(kind_, form, stock, arguments)
         kind = kind_.cuda if arguments["params"][0].is_cuda else kind_
         try:
             able = _chosen != "native" and _are_apart(arguments["params"]) and kind.can(form=form, **arguments)

@@ -1,5 +1,6 @@
 """Replaces the dispatcher's kernels for CUDA by stand-ins that give numbers (see __init__.py)."""
 import contextlib
+import os
 import re
 import sys
 import warnings
@@ -7,7 +8,7 @@ import warnings
 import torch
 
 from .random import low_generator
-from .tensors import copy_of, leaves, mapped, over
+from .tensors import announce, copy_of, leaves, mapped, over
 
 # What gives memory or says something about a tensor. What gives views is known by its schema.
 NOTHING_COMPUTED = {
@@ -20,6 +21,10 @@ BY_NUMBERS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 # What a kernel of the wheel fails with only here: libraries of NVIDIA's that do not start, products that are not simulated, and
 # numbers that it takes as tensors of the device, which no stand-in can be given.
 ONLY_HERE = re.compile(r"(?i:cu(solver|fft|dnn|sparse|rand))|CUBLAS_STATUS_NOT_SUPPORTED|pybind_utils\.cpp")
+
+
+# Each tensor is announced to the driver before its numbers are read, for what is enqueued before a call that touches it.
+ANNOUNCES = os.environ.get("SIM_ANNOUNCES") == "1"
 
 
 class NoNumbers(NotImplementedError):
@@ -161,6 +166,8 @@ def _stand_in(func, own):
             raise NoNumbers(f"{func}: numbers are not simulated in a graph of CUDA; leave out --numbers")
         if not own.launches:
             _check_devices(func, tensors)
+        if ANNOUNCES:
+            announce(tensors, device)
         _wait(device)
         lowered = Lowered(func, args, kwargs)
         try:

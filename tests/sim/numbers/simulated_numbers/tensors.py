@@ -19,6 +19,21 @@ def over(tensor):
     return _shaped_as(tensor, torch.frombuffer((ctypes.c_uint8 * size).from_address(first), dtype=torch.uint8).untyped_storage())
 
 
+_driver = ctypes.CDLL(None)  # as the process finds its functions, hooks included
+_scratch = ctypes.create_string_buffer(8)
+
+
+def announce(tensors, device):
+    """Enqueues a copy of a byte of each, as the launch that is simulated by what follows would read them."""
+    stream = torch.cuda.current_stream(device).cuda_stream
+    with torch.cuda.device(device):
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if tensor.is_cuda and storage.nbytes():
+                _driver.cudaMemcpyAsync(_scratch, ctypes.c_void_p(torch._C.StorageBase.data_ptr(storage)), ctypes.c_size_t(1), 2,
+                                        ctypes.c_void_p(stream))
+
+
 def copy_of(view):
     """A CPU tensor with memory of its own, and the same bytes, sizes and strides."""
     return _shaped_as(view, view.untyped_storage().clone())
