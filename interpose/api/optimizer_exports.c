@@ -168,7 +168,8 @@ castor_status castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_rang
 /* ---- on the host, for a device ---- */
 
 static bool is_at_home(int device, const void *memory) {
-    return devices_find((uintptr_t)memory) == device && home_is_on_host(devices_homes(device), (uintptr_t)memory);
+    return devices_find((uintptr_t)memory) == device &&
+           home_is_on_host(devices_homes(device), (uintptr_t)memory);
 }
 
 static castor_status check_homes(int device, const castor_step *step, const castor_step_range *ranges,

@@ -10,19 +10,18 @@
 #include "base/log.h"
 #include "base/thread.h"
 
-#define PIECE_ELEMENTS   65536   /* of one thread at a time: 0.1 ms, and it fits into no cache that others use */
-#define LOOK_NS          20000   /* how often a thread looks whether the device has come to a batch */
+#define PIECE_ELEMENTS   65536 /* of one thread at a time: 0.1 ms, and it fits into no cache that others use */
+#define LOOK_NS          20000 /* how often a thread looks whether the device has come to a batch */
 #define TRIED_NS         UINT64_C(2000000000)
 #define SETTLE_NS        UINT64_C(60000000000)
 #define THREADS_MAX      256
-#define UPDATES_DEVICES  64
 #define COUNTER_DISTANCE 16 /* in numbers: each has cache lines of its own */
 
 typedef struct update {
     update_step step;
     kernel_range range;
-    uint64_t ready; /* it may begin when `reached` has this value */
-    uint64_t first; /* the number of the first one of its batch */
+    uint64_t ready;     /* it may begin when `reached` has this value */
+    uint64_t first;     /* the number of the first one of its batch */
     size_t begun, over; /* elements */
 } update;
 
@@ -32,22 +31,25 @@ struct updates {
     device_driver driver;
     homes *homes;
     int device;
-    int threads;       /* 0: none yet */
-    uint32_t delay_us; /* atomic */
-    bool polled; /* a thread looks at `reached` */
-    bool stopped; /* the process ends: nothing begins any more */
-    uint32_t running;
-    uint64_t *numbers; /* by unit of homes: the last update that touches its home. Atomic */
-    uint64_t added, taken; /* the numbers of the last update added; of the last one with no element left to begin */
+    int threads;             /* 0: none yet */
+    uint32_t delay_us;       /* atomic */
+    bool polled;             /* a thread looks at `reached` */
+    bool stopped;            /* the process ends: nothing begins any more */
+    uint32_t running, alive; /* threads */
+    uint64_t *numbers;       /* by unit of homes: the last update that touches its home. Atomic */
+    uint64_t added,
+        taken; /* the numbers of the last update added; of the last one with no element left to begin */
     uint64_t batches;
     volatile uint64_t *reached, *done; /* counters: of batches, that streams write; of updates */
     update *ring;                      /* by number, modulo UPDATES_MAX */
     updates_statistics statistics;
+    uint64_t block; /* the counters' */
+    updates *next;
 };
 
 uint32_t updates_open;
-static updates *all[UPDATES_DEVICES]; /* by the order in which they were made; what ends with the process */
-static uint32_t all_count;
+static updates *all; /* what ends with the process */
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void *map(size_t bytes) {
     void *memory =
@@ -165,6 +167,8 @@ static void *worker(void *u_) {
         if (u->stopped)
             pthread_cond_broadcast(&u->progress);
     }
+    u->alive--;
+    pthread_cond_broadcast(&u->progress);
     pthread_mutex_unlock(&u->lock);
     return NULL;
 }
@@ -172,25 +176,51 @@ static void *worker(void *u_) {
 static castor_status threads_start(updates *u, int threads) {
     int wanted = threads < 1 ? 1 : threads > THREADS_MAX ? THREADS_MAX : threads, failed = 0;
     while (u->threads < wanted && !(failed = thread_start(worker, u)))
-        u->threads++;
+        u->threads++, u->alive++;
     return u->threads ? CASTOR_OK
                       : error_set(CASTOR_ERR_SYSTEM, "there is no thread for steps on the host: %s",
                                   strerror(failed));
 }
 
 /* What is left is for nobody to see; streams that wait for it must not keep the driver from ending. */
+static void stop(updates *u) {
+    pthread_mutex_lock(&u->lock);
+    u->stopped = true;
+    pthread_cond_broadcast(&u->work);
+    while (u->running)
+        pthread_cond_wait(&u->progress, &u->lock);
+    __atomic_sub_fetch(&updates_open, (uint32_t)(u->added - *u->done), __ATOMIC_RELEASE);
+    __atomic_store_n(u->done, u->added, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&u->progress);
+    pthread_mutex_unlock(&u->lock);
+}
+
 static void stop_all(void) {
-    for (uint32_t i = 0; i < __atomic_load_n(&all_count, __ATOMIC_ACQUIRE); i++) {
-        updates *u = all[i];
-        pthread_mutex_lock(&u->lock);
-        u->stopped = true;
-        pthread_cond_broadcast(&u->work);
-        while (u->running)
-            pthread_cond_wait(&u->progress, &u->lock);
-        __atomic_store_n(u->done, u->added, __ATOMIC_RELEASE);
-        pthread_cond_broadcast(&u->progress);
-        pthread_mutex_unlock(&u->lock);
-    }
+    pthread_mutex_lock(&all_lock);
+    for (updates *u = all; u; u = u->next)
+        stop(u);
+    pthread_mutex_unlock(&all_lock);
+}
+
+static void remember(updates *u) {
+    static bool known; /* guarded by the lock */
+    pthread_mutex_lock(&all_lock);
+    u->next = all;
+    all = u;
+    if (!known)
+        atexit(stop_all);
+    known = true;
+    pthread_mutex_unlock(&all_lock);
+}
+
+static void forget(const updates *u) {
+    pthread_mutex_lock(&all_lock);
+    updates **at = &all;
+    while (*at && *at != u)
+        at = &(*at)->next;
+    if (*at)
+        *at = u->next;
+    pthread_mutex_unlock(&all_lock);
 }
 
 /* ---- the device ---- */
@@ -218,11 +248,17 @@ static castor_status counters_try(updates *u) {
     return status;
 }
 
+static void unmap_all(updates *u) {
+    if (u->numbers)
+        munmap(u->numbers, homes_units(u->homes) * sizeof *u->numbers);
+    if (u->ring)
+        munmap(u->ring, UPDATES_MAX * sizeof *u->ring);
+    munmap(u, sizeof *u);
+}
+
 castor_status updates_create(updates **out, homes *h, const device_driver *driver, int device) {
-    uint32_t place = __atomic_load_n(&all_count, __ATOMIC_ACQUIRE);
     uintptr_t counters = 0;
-    uint64_t block;
-    updates *u = place < UPDATES_DEVICES ? map(sizeof *u) : NULL;
+    updates *u = map(sizeof *u);
     if (!u)
         return error_set(CASTOR_ERR_MEMORY, "there is no memory for steps on the host");
     u->driver = *driver;
@@ -233,32 +269,38 @@ castor_status updates_create(updates **out, homes *h, const device_driver *drive
     pthread_cond_init(&u->progress, NULL);
     u->numbers = map(homes_units(h) * sizeof *u->numbers);
     u->ring = map(UPDATES_MAX * sizeof *u->ring);
-    castor_status status = u->numbers && u->ring
-                               ? driver->host_make(driver->context, device,
-                                                   driver->granularity(driver->context, device), &counters, &block)
-                               : error_set(CASTOR_ERR_MEMORY, "there is no memory for steps on the host");
+    castor_status status = CASTOR_OK;
+    if (!u->numbers || !u->ring)
+        status = error_set(CASTOR_ERR_MEMORY, "there is no memory for steps on the host");
+    if (!status)
+        status = driver->host_make(driver->context, device, driver->granularity(driver->context, device),
+                                   &counters, &u->block);
     if (!status) {
         u->done = (volatile uint64_t *)counters;
         u->reached = u->done + COUNTER_DISTANCE;
         *u->done = *u->reached = 0;
         status = counters_try(u);
         if (status)
-            driver->host_end(driver->context, device, block);
+            driver->host_end(driver->context, device, u->block);
     }
     if (status) {
-        if (u->numbers)
-            munmap(u->numbers, homes_units(h) * sizeof *u->numbers);
-        if (u->ring)
-            munmap(u->ring, UPDATES_MAX * sizeof *u->ring);
-        munmap(u, sizeof *u);
+        unmap_all(u);
         return status;
     }
-    all[place] = u;
-    __atomic_store_n(&all_count, place + 1, __ATOMIC_RELEASE);
-    if (place == 0)
-        atexit(stop_all);
+    remember(u);
     *out = u;
     return CASTOR_OK;
+}
+
+void updates_destroy(updates *u) {
+    forget(u);
+    stop(u);
+    pthread_mutex_lock(&u->lock);
+    while (u->alive)
+        pthread_cond_wait(&u->progress, &u->lock);
+    pthread_mutex_unlock(&u->lock);
+    u->driver.host_end(u->driver.context, u->device, u->block);
+    unmap_all(u);
 }
 
 /* Locked. Until as many numbers are free. */
@@ -268,9 +310,9 @@ static castor_status room_wait(updates *u, uint32_t count) {
     until.tv_sec += (time_t)(SETTLE_NS / 1000000000u);
     while (u->added + count - *u->done > UPDATES_MAX)
         if (pthread_cond_timedwait(&u->progress, &u->lock, &until))
-            return error_set(CASTOR_ERR_TIMEOUT,
-                             "device %d: %llu steps on the host are not over within %d s", u->device,
-                             (unsigned long long)(u->added - *u->done), (int)(SETTLE_NS / 1000000000u));
+            return error_set(CASTOR_ERR_TIMEOUT, "device %d: %llu steps on the host are not over within %d s",
+                             u->device, (unsigned long long)(u->added - *u->done),
+                             (int)(SETTLE_NS / 1000000000u));
     return CASTOR_OK;
 }
 
@@ -308,6 +350,8 @@ castor_status updates_add(updates *u, const update_step *step, const kernel_rang
     for (uint32_t at = 0, some; at < count && !status; at += some) {
         some = count - at < UPDATES_MAX / 2 ? count - at : UPDATES_MAX / 2;
         status = room_wait(u, some);
+        if (!status && u->batches) /* another stream may be to write the number before */
+            status = d->value_wait(d->context, u->device, (uintptr_t)u->reached, u->batches, stream);
         if (!status)
             status = d->value_write(d->context, u->device, (uintptr_t)u->reached, u->batches + 1, stream);
         if (status)

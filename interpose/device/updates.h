@@ -49,8 +49,12 @@ typedef struct updates_statistics {
 /* CASTOR_ERR_UNSUPPORTED: the device's streams do not write and wait for values. */
 castor_status updates_create(updates **out, homes *h, const device_driver *driver, int device);
 
+/* What is not over never will be; what runs is waited for. No other thread may be inside. */
+void updates_destroy(updates *u);
+
 /* The ranges lie in homes on the host; what is enqueued in `stream` up to now comes before. `threads`: how many of the processors do it;
- * the first call's counts. An error: nothing was added. */
+ * the first call's counts. An error: the step was not
+ * added, or not all of it, if there are more than UPDATES_MAX / 2 ranges. */
 castor_status updates_add(updates *u, const update_step *step, const kernel_range *ranges, uint32_t count,
                           int threads, uint64_t stream);
 

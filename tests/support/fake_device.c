@@ -35,7 +35,9 @@ typedef enum operation_sort {
     OPERATION_OF_TEST,
     OPERATION_COPY,
     OPERATION_RECORD,
-    OPERATION_WAIT
+    OPERATION_WAIT,
+    OPERATION_VALUE_WRITE,
+    OPERATION_VALUE_WAIT
 } operation_sort;
 
 typedef struct operation {
@@ -46,7 +48,8 @@ typedef struct operation {
     void *argument;
     uintptr_t to, from;
     size_t bytes;
-    uint64_t record; /* OPERATION_WAIT: the number of the record that must be done */
+    uint64_t record;     /* OPERATION_WAIT: the number of the record that must be done */
+    uint64_t *at, value; /* of a value */
 } operation;
 
 typedef struct stream {
@@ -445,7 +448,7 @@ static void *somewhere(fake_device *d, size_t bytes) {
 static castor_status host_make(void *context, int device, size_t bytes, uintptr_t *address, uint64_t *block) {
     (void)device;
     BEGIN(true, "host_make");
-    if (d->settings.host != FAKE_HOST_BLOCKS)
+    if (d->settings.host == FAKE_HOST_NONE)
         return breaks(d, "memory of the host is made that there is not");
     if ((status = pages_make(d, DEVICE_TIER_HOST, bytes, block)) != CASTOR_OK)
         return status;
@@ -616,8 +619,24 @@ static castor_status copy_enqueue(void *context, int device, uintptr_t to, uintp
     return CASTOR_OK;
 }
 
+#define VALUE(name, sort)                                                                                    \
+    static castor_status name(void *context, int device, uintptr_t address, uint64_t value, uint64_t in) {   \
+        BEGIN(false, #name);                                                                                 \
+        operation *o = enqueue(d, open_stream(d, in, device), sort);                                         \
+        o->at = (uint64_t *)address;                                                                         \
+        o->value = value;                                                                                    \
+        return CASTOR_OK;                                                                                    \
+    }
+VALUE(value_write, OPERATION_VALUE_WRITE)
+VALUE(value_wait, OPERATION_VALUE_WAIT)
+
 static bool may_run(const fake_device *d, const stream *s) {
-    return s->first && (s->first->sort != OPERATION_WAIT || d->done[s->first->record]);
+    const operation *o = s->first;
+    if (!o)
+        return false;
+    if (o->sort == OPERATION_VALUE_WAIT)
+        return __atomic_load_n(o->at, __ATOMIC_ACQUIRE) >= o->value;
+    return o->sort != OPERATION_WAIT || d->done[o->record];
 }
 
 static void run_copy(fake_device *d, const operation *o) {
@@ -648,6 +667,8 @@ bool fake_device_run(fake_device *fake) {
         o->call(o->argument);
     else if (o->sort == OPERATION_COPY)
         run_copy(d, o);
+    else if (o->sort == OPERATION_VALUE_WRITE)
+        __atomic_store_n(o->at, o->value, __ATOMIC_RELEASE);
     d->done[o->number] = true;
     free(o);
     return true;
@@ -708,7 +729,9 @@ fake_device *fake_device_make(const fake_device_settings *settings, device_drive
                               .event_record = event_record,
                               .event_wait = event_wait,
                               .event_done = event_done,
-                              .copy_enqueue = copy_enqueue};
+                              .copy_enqueue = copy_enqueue,
+                              .value_write = value_write,
+                              .value_wait = value_wait};
     return d;
 }
 

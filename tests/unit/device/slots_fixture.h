@@ -74,6 +74,12 @@ PASSED(bool, event_done, (void *context, uint64_t event), (context, event))
 COUNTED(castor_status, copy_enqueue,
         (void *context, int device, uintptr_t to, uintptr_t from, size_t bytes, uint64_t stream),
         (context, device, to, from, bytes, stream), )
+PASSED(castor_status, value_write,
+       (void *context, int device, uintptr_t address, uint64_t value, uint64_t stream),
+       (context, device, address, value, stream))
+PASSED(castor_status, value_wait,
+       (void *context, int device, uintptr_t address, uint64_t value, uint64_t stream),
+       (context, device, address, value, stream))
 PASSED(uint64_t, now_ns, (void *context), (context))
 
 #define UNIT UINT64_C(4096)
@@ -155,6 +161,8 @@ class SlotsTest : public testing::Test {
                   counted_event_wait,
                   counted_event_done,
                   counted_copy_enqueue,
+                  counted_value_write,
+                  counted_value_wait,
                   counted_now_ns};
         ASSERT_EQ(real.reserve(real.context, 0, 1024 * UNIT, UNIT, &range), CASTOR_OK);
         ASSERT_EQ(homes_create(&h, &real, 0, range, 1024 * UNIT, 0), CASTOR_OK) << error_text();

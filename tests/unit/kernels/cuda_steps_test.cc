@@ -2,6 +2,7 @@
 // operations one after another. What the packed arguments do is computed here as the device does it, block by block.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <string>
@@ -10,6 +11,7 @@
 #include "kernels/cuda_steps.h"
 #include "kernels/cuda/step_math.h"
 #include "kernels/optimizer.h"
+#include "variants.h"
 
 namespace {
 
@@ -518,6 +520,142 @@ TEST_F(Cuda, OnlyFusedStepsHaveAScaleAndALearningRateOnTheDevice) {
     sgd.step.decay_kind = KERNEL_DECAY_DECOUPLED;
     EXPECT_EQ(kernel_cuda_sgd_step(&sgd, rows.data(), 1, 0), KERNEL_CUDA_UNKNOWN);
     EXPECT_TRUE(launches.empty());
+}
+
+// ---- the same on the processors
+
+class OnHost : public EachVariant {};
+EACH_VARIANT(OnHost);
+
+float any_or_usual(std::mt19937 &random) {
+    if (random() % 8)
+        return std::normal_distribution<float>()(random) * std::ldexp(1.0f, -int(random() % 24));
+    const uint32_t bits = uint32_t(random());
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return std::isnan(value) ? 0.0f : value;
+}
+
+bool are_same(float a, float b) {
+    return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b));
+}
+
+// The kernels for the CPU with the rounding of CUDA's give the bits of one element as the device computes it.
+TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
+    std::mt19937 random(7);
+    constexpr size_t count = 1029;
+    for (int round = 0; round < 200; round++) {
+        const bool single = random() % 2, amsgrad = random() % 2, maximize = random() % 2;
+        const double beta1 = random() % 3 ? 0.9 : 0.3, beta2 = random() % 4 ? 0.999 : 0.0;
+        const double divisor = std::sqrt(1 - std::pow(beta2, 1 + random() % 50)),
+                     lr = random() % 4 ? 1e-3 : 1.0;
+        const auto kind = kernel_decay(random() % KERNEL_DECAY_COUNT);
+        const double decay = kind == KERNEL_DECAY_DECOUPLED ? 1 - lr * 0.01
+                             : kind == KERNEL_DECAY_NONE    ? 0
+                                                            : 0.01;
+        Tensors mine({count}, unsigned(round));
+        for (auto *each : {&mine.param[0], &mine.grad[0], &mine.mean[0]})
+            for (float &value : *each)
+                value = any_or_usual(random);
+        Tensors theirs = mine;
+
+        kernel_adam step = {};
+        step.step.decay_kind = kind;
+        step.step.decay = decay;
+        step.step.inv_scale = step.step.clip = 1;
+        step.step.maximize = maximize;
+        step.step.variation = amsgrad;
+        step.step.rounding = single ? KERNEL_ROUNDS_AS_CUDA_SINGLE : KERNEL_ROUNDS_AS_CUDA;
+        step.mean_weight = 1 - beta1;
+        step.square_keep = beta2;
+        step.square_weight = 1 - beta2;
+        step.root_divisor = single ? 1 / divisor : divisor;
+        step.epsilon = 1e-8;
+        step.negative_step = -lr;
+        const kernel_range range = {mine.param[0].data(),
+                                    mine.grad[0].data(),
+                                    nullptr,
+                                    {mine.mean[0].data(), mine.square[0].data(), mine.largest[0].data()},
+                                    0,
+                                    count,
+                                    count};
+        kernel_adam_step(&step, &range, 1, nullptr);
+
+        cuda_adam packed = {};
+        packed.step.mode = single ? CUDA_SINGLE : CUDA_FOREACH;
+        packed.step.decay_kind = kind;
+        packed.step.decay = float(decay);
+        packed.step.inv_scale = packed.step.clip = 1;
+        packed.step.maximize = maximize;
+        packed.step.variation = amsgrad;
+        packed.beta1 = beta1;
+        packed.beta2 = beta2;
+        packed.epsilon = 1e-8;
+        cuda_step_tensor tensor = {};
+        tensor.root_scale = float(single ? 1 / divisor : divisor);
+        tensor.negative_step = float(-lr);
+        const cuda_adam_numbers use = cuda_adam_prepare(&packed, &tensor);
+        for (size_t i = 0; i < count; i++) {
+            float stored;
+            const float param =
+                cuda_adam_element(&use, theirs.param[0][i], theirs.grad[0][i], &theirs.mean[0][i],
+                                  &theirs.square[0][i], &theirs.largest[0][i], &stored);
+            ASSERT_TRUE(are_same(mine.param[0][i], param))
+                << round << ": " << mine.param[0][i] << ", not " << param;
+            ASSERT_TRUE(are_same(mine.mean[0][i], theirs.mean[0][i]));
+            ASSERT_TRUE(are_same(mine.square[0][i], theirs.square[0][i]));
+            ASSERT_TRUE(are_same(mine.largest[0][i], theirs.largest[0][i]));
+        }
+    }
+}
+
+TEST_P(OnHost, SgdHasTheBitsOfTheDevice) {
+    std::mt19937 random(8);
+    constexpr size_t count = 1029;
+    for (int round = 0; round < 200; round++) {
+        const double momentum = random() % 3 ? 0.9 : 0.0, dampening = random() % 2 ? 0.1 : 0.0, lr = 0.01;
+        const bool first = random() % 4 == 0, nesterov = random() % 2, decays = random() % 2,
+                   maximize = random() % 2;
+        Tensors mine({count}, unsigned(round));
+        for (auto *each : {&mine.param[0], &mine.grad[0], &mine.mean[0]})
+            for (float &value : *each)
+                value = any_or_usual(random);
+        Tensors theirs = mine;
+
+        kernel_sgd step = {};
+        step.step.decay_kind = decays ? KERNEL_DECAY_COUPLED : KERNEL_DECAY_NONE;
+        step.step.decay = 0.01;
+        step.step.inv_scale = step.step.clip = 1;
+        step.step.maximize = maximize;
+        step.step.variation = nesterov;
+        step.step.rounding = round % 2 ? KERNEL_ROUNDS_AS_CUDA_SINGLE : KERNEL_ROUNDS_AS_CUDA;
+        step.momentum = momentum;
+        step.grad_weight = 1 - dampening;
+        step.negative_lr = -lr;
+        step.first = first;
+        const kernel_range range = {
+            mine.param[0].data(), mine.grad[0].data(), nullptr, {mine.mean[0].data()}, 0, count, count};
+        kernel_sgd_step(&step, &range, 1, nullptr);
+
+        cuda_sgd packed = {};
+        packed.step.decay_kind = decays ? CUDA_COUPLED : CUDA_NO_DECAY;
+        packed.step.decay = 0.01f;
+        packed.step.inv_scale = packed.step.clip = 1;
+        packed.step.lr = lr;
+        packed.step.maximize = maximize;
+        packed.step.variation = nesterov;
+        packed.momentum = momentum;
+        packed.dampening = dampening;
+        packed.first = first;
+        const cuda_sgd_numbers use = cuda_sgd_prepare(&packed);
+        for (size_t i = 0; i < count; i++) {
+            float stored;
+            const float param =
+                cuda_sgd_element(&use, theirs.param[0][i], theirs.grad[0][i], &theirs.mean[0][i], &stored);
+            ASSERT_TRUE(are_same(mine.param[0][i], param)) << round;
+            ASSERT_TRUE(are_same(mine.mean[0][i], theirs.mean[0][i])) << round;
+        }
+    }
 }
 
 } // namespace
