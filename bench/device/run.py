@@ -46,7 +46,8 @@ def train(args, optimizer, micro_steps, budget, pace, evaluates):
     with tempfile.TemporaryDirectory(prefix="castor-bench-") as folder:
         environment = simulated.environment(base=clean_environment({"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}), memory="8G", numbers=True, **pace)
         preload, path = environment.pop("LD_PRELOAD"), environment.get("PYTHONPATH")
-        command = [CASTOR, "run", "--plugin", "gemini", "--log-dir", folder, "--set", f"CASTOR_DEVICE_BUDGET={budget}", "--",
+        command = [CASTOR, "run", "--plugin", "gemini", "--log-dir", folder, "--set", f"CASTOR_DEVICE_BUDGET={budget}",
+                   *(word for option in args.set for word in ("--set", option)), "--",
                    "sh", "-c", 'export LD_PRELOAD="$LD_PRELOAD:$0" PYTHONPATH="$1:$PYTHONPATH"; shift; exec "$@"', preload, path,
                    args.python, os.path.join(HERE, "train.py"), str(args.layers), str(args.hidden), optimizer, str(micro_steps), str(STEPS)]
         command += ["--evaluate"] if evaluates else []
@@ -124,6 +125,7 @@ def main():
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--shares", default="0.5,0.25,0.125", help="budgets, of the model data")
     parser.add_argument("--only", default="", help="cases with this in their names")
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for every run")
     parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
     parser.add_argument("--check", action="store_true")
     parser.add_argument("-o", "--output")

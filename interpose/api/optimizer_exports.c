@@ -176,7 +176,8 @@ static castor_status check_homes(int device, const castor_step *step, const cast
                                  uint32_t count) {
     bool able = step->param_dtype == CASTOR_DTYPE_F32 && step->grad_dtype == CASTOR_DTYPE_F32;
     for (uint32_t i = 0; i < count && able; i++) {
-        able = !ranges[i].master && is_at_home(device, ranges[i].param) && is_at_home(device, ranges[i].grad);
+        able = !ranges[i].master && is_at_home(device, ranges[i].grad) &&
+               (devices_find((uintptr_t)ranges[i].param) < 0 || is_at_home(device, ranges[i].param));
         for (int state = 0; state < 3 && able; state++)
             able = !ranges[i].states[state] || is_at_home(device, ranges[i].states[state]);
     }
@@ -238,6 +239,12 @@ castor_status castor_device_sgd(int device, uint64_t stream, const castor_sgd *s
 castor_status castor_device_updates(int device) {
     updates *u;
     return devices_updates_make(device, &u);
+}
+
+void castor_device_updates_wait(int device, uint64_t stream) {
+    updates *u = devices_updates(device);
+    if (u)
+        updates_wait_all(u, device, stream);
 }
 
 castor_status castor_device_updates_settle(int device) {

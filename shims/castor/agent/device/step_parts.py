@@ -1,26 +1,21 @@
-"""Optimizer steps of what lies on the host: by the processors where it lies (CASTOR_DEVICE_STEP), or in parts, in copies on the device.
+"""Optimizer steps of what lies on the host: in parts, in copies on the device, where the processors do not step it (step_on_host.py).
 
 The script's own optimizer runs once for each part, on copies of its parameters, gradients and states, while the next part comes and
 the last one goes on streams of their own. The results have the bits of one whole step, since the optimizer treats each parameter on its
 own (steps.py). It sees the script's own tensors: their memory is exchanged for that time. Other classes step over the link."""
 import contextlib
-import ctypes
 import functools
-import threading
 import weakref
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 
 from .. import core, patching, replaced
-from ..common import separable, store, tensors
+from ..common import store, tensors
 from ..common.parts import divide_by_device
-from ..optim import kernels
 from ..precision import masters
-from . import adoption, homes, shortage
+from . import adoption, homes, shortage, step_on_host, stepped
 
-# Classes whose step writes gradients only where writes_gradients says so.
-_KNOWN = tuple(getattr(torch.optim, name) for name in ("Adam", "AdamW", "SGD"))
 _states_seen = weakref.WeakKeyDictionary()  # optimizer: how many parameters had states after its last step in parts
 
 
@@ -50,14 +45,16 @@ def step(optimizer, run, divisible):
     here = [(p, grad) for p, grad in pairs if p.is_cuda and grad.device == p.device and grad.layout is torch.strided]
     known = set(optimizer.state)
     result = None
-    with _form_of_all(optimizer), _hidden(pairs), _stepping():
-        at_home = _at_home(optimizer, here) if divisible and core.options.device_step == "host" else []
-        here, result = _step_on_host(optimizer, at_home, here, run) if at_home else (here, result)
-        parts = _parts(optimizer, here, divisible)
-        taken = {id(p) for p, _ in (*here, *at_home)}
+    with _form_of_all(optimizer), stepped.hidden(pairs), _stepping():
+        done = []
+        if divisible and not getattr(stepped.thread, "target", None):
+            done, result = step_on_host.step(optimizer, here, run)
+        taken = {id(p) for p, _ in done}
+        parts = _parts(optimizer, [(p, grad) for p, grad in here if id(p) not in taken], divisible)
+        taken = {id(p) for p, _ in here}
         rest = [(p, grad) for p, grad in pairs if id(p) not in taken]
         if rest:
-            with _shown(rest), masters.shown(optimizer, rest):
+            with stepped.shown(rest), masters.shown(optimizer, rest):
                 result = run()
         if parts:
             result = _run_all(parts, run)
@@ -69,47 +66,9 @@ def step(optimizer, run, divisible):
     return result
 
 
-def _at_home(optimizer, pairs):
-    """Those of which everything that the processors need is in homes on the host. States that are yet to be made come to be in parts."""
-    if type(optimizer) not in _KNOWN or getattr(_thread, "target", None) or torch.cuda.is_current_stream_capturing():
-        return []
-    if masters.on_devices(optimizer) or _share_memory(optimizer, pairs):
-        return []
-    wants = {id(p) for group in optimizer.param_groups if group.get("momentum", 1) for p in group["params"]}
-    able = [(p, grad) for p, grad in pairs if id(p) not in wants or p in optimizer.state]
-    some = [_tensors_of(optimizer, p, grad) for p, grad in able]
-    found = iter(homes.tiers([t for each in some for t in each]))
-    tiers = [[next(found) for _ in each] for each in some]
-    return [pair for pair, each, of_pair in zip(able, some, tiers)
-            if pair[0].dim() and all(tier == core.HOME_HOST for tier in of_pair) and _are_alike(each)]
-
-
-def _are_alike(some):
-    first = some[0]
-    return tensors.is_dense(first) and all(t.dtype is torch.float32 and t.shape == first.shape and t.stride() == first.stride() for t in some)
-
-
-def _step_on_host(optimizer, at_home, pairs, run):
-    """Has the processors step what they can. Returns the pairs that they cannot, and what `run` has returned."""
-    done, result = set(), None
-    for group in optimizer.param_groups:
-        mine = {id(p) for p in group["params"]}
-        for index in sorted({p.device.index for p, _ in at_home if id(p) in mine}):
-            some = [(p, grad) for p, grad in at_home if id(p) in mine and p.device.index == index]
-            with _shown(some), contextlib.suppress(kernels.NotOnHost), kernels.on_host(functools.partial(_enqueue, index)):
-                result = run()
-                done.update(id(p) for p, _ in some)
-    return [(p, grad) for p, grad in pairs if id(p) not in done], result
-
-
-def _enqueue(index, name, numbers, ranges):
-    stream = torch.cuda.current_stream(index).cuda_stream
-    getattr(core, f"device_{name}")(index, stream, ctypes.byref(numbers), ranges, len(ranges), torch.get_num_threads())
-
-
 def _run_all(parts, run):
     for index in {part.device.index for part in parts}:
-        _device(index).begin()
+        stepped.device(index).begin()
     try:
         parts[0].come()
         for number, part in enumerate(parts):
@@ -122,54 +81,16 @@ def _run_all(parts, run):
                 result = run()
     finally:
         for index in {part.device.index for part in parts}:
-            _device(index).end()
+            stepped.device(index).end()
         for part in parts:
             part.copies = []
     return result
 
 
-class _Device:
-    """A device's streams: what comes and goes beside the steps."""
-
-    def __init__(self, index):
-        self.index = index
-        self.comes, self.goes = torch.cuda.Stream(index), torch.cuda.Stream(index)
-
-    def begin(self):
-        """What the script has enqueued so far is done before anything comes."""
-        self.steps = torch.cuda.current_stream(self.index)
-        self.comes.wait_stream(self.steps)
-
-    def end(self):
-        """What the script enqueues next finds everything at home. `comes` reuses the memory of copies only after
-        the steps that used them and after they were written back."""
-        self.steps.wait_stream(self.comes)
-        self.steps.wait_stream(self.goes)
-        self.comes.wait_stream(self.steps)
-
-
-_thread = threading.local()  # .devices: by number; threads step at once, each in the order of its streams
-
-
-def _device(index):
-    found = _thread.__dict__.setdefault("devices", {})
-    if index not in found:
-        found[index] = _Device(index)
-    return found[index]
-
-
-def _tensors_of(optimizer, p, grad):
-    """A parameter, its gradient, its master and its states on the same device; numbers stay where they are."""
-    states = optimizer.state[p].values() if p in optimizer.state else ()
-    wide = masters.of(p)
-    some = p, grad, *(() if wide is None else (wide.tensor,)), *states
-    return [t for t in some if isinstance(t, torch.Tensor) and t.device == p.device and t.layout is torch.strided and t.dim()]
-
-
 def _parts(optimizer, pairs, divisible):
     """The pairs in their order, in parts of one device each. Where tensors of a step share memory, each part is all that is on a device, and
     is stepped there: it is the order of the optimizer's operations that counts then. So it is without homes."""
-    if divisible and all(homes.available(p.device.index) for p, _ in pairs) and not _share_memory(optimizer, pairs):
+    if divisible and all(homes.available(p.device.index) for p, _ in pairs) and not stepped.share_memory(optimizer, pairs):
         return [_Part(optimizer, some) for some in divide_by_device(pairs, functools.partial(_copied_bytes, optimizer))]
     by_device = {}
     for p, grad in pairs:
@@ -177,30 +98,10 @@ def _parts(optimizer, pairs, divisible):
     return [_Part(optimizer, some, copies=False) for some in by_device.values()]
 
 
-def _share_memory(optimizer, pairs):
-    """Whether two of the tensors, of which one may be written, have addresses in common."""
-    writes = writes_gradients(optimizer)
-    ranges = [(t.data_ptr(), tensors.extent(t), t is not grad or writes) for p, grad in pairs for t in _tensors_of(optimizer, p, grad)]
-    end = written_end = 0
-    for first, size, written in sorted(ranges):
-        if first < (end if written else written_end):
-            return True
-        end = max(end, first + size)
-        written_end = max(written_end, first + size) if written else written_end
-    return False
-
-
 def _copied_bytes(optimizer, pair):
     """Of the copies, and of the float gradients that masters take."""
     p, grad = pair
-    return sum(t.nbytes for t in _tensors_of(optimizer, p, grad)) + (0 if masters.of(p) is None else 4 * grad.numel())
-
-
-def writes_gradients(optimizer):
-    """Whether its steps may write gradients."""
-    known = type(optimizer) in _KNOWN or separable.has_declared(type(optimizer))
-    return (not known or getattr(optimizer, "grad_scale", None) is not None
-            or any(group.get("nesterov") for group in optimizer.param_groups))
+    return sum(t.nbytes for t in stepped.tensors_of(optimizer, p, grad)) + (0 if masters.of(p) is None else 4 * grad.numel())
 
 
 class _Copy:
@@ -220,7 +121,7 @@ class _Copy:
             self.tensor.data = self.home
         goes = written or self.tensor._version != self.version
         if goes:
-            target = getattr(_thread, "target", None)
+            target = getattr(stepped.thread, "target", None)
             (target(self.home) if target else self.home).copy_(self.copy, non_blocking=True)
         return self.home.nbytes if goes else 0
 
@@ -230,13 +131,13 @@ class _Part:
 
     def __init__(self, optimizer, pairs, copies=True):
         self.optimizer, self.pairs, self.copied = optimizer, pairs, copies
-        self.device = _device(pairs[0][0].device.index)
+        self.device = stepped.device(pairs[0][0].device.index)
         self.copies, self.gone = [], None
 
     def come(self):
         """Enqueues the copies. Without memory for them, or where one parameter is too large, the part is stepped where it is, and so is
         what is no dense tensor: its elements may share memory."""
-        some = [t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad) if self.copied and tensors.is_dense(t)]
+        some = [t for p, grad in self.pairs for t in stepped.tensors_of(self.optimizer, p, grad) if self.copied and tensors.is_dense(t)]
         needed = sum(t.nbytes for t in some)
         if not core.device_parts_hold(self.device.index, needed):
             if core.HOME_HOST in homes.tiers(some):
@@ -252,14 +153,14 @@ class _Part:
                 self.copies = []
             finally:
                 core.device_optional(0)
-            self._count(core.HOME_DEVICE, sum(copy.home.nbytes for copy in self.copies), self.device.comes)
+            self.device.count(core.HOME_DEVICE, sum(copy.home.nbytes for copy in self.copies), self.device.comes)
             self.arrived = self.device.comes.record_event()
 
     @contextlib.contextmanager
     def shown(self):
         """The optimizer sees these parameters alone, and the copies of them."""
         self.device.steps.wait_event(self.arrived)
-        with _shown(self.pairs):
+        with stepped.shown(self.pairs):
             for copy in self.copies:
                 copy.show()
             try:
@@ -270,17 +171,13 @@ class _Part:
 
     def _go(self):
         gradients = {id(grad) for _, grad in self.pairs}
-        writes = writes_gradients(self.optimizer)
+        writes = stepped.writes_gradients(self.optimizer)
         self._states_come_home()  # in the order of the steps, from which their memory comes
         self.device.goes.wait_stream(self.device.steps)
         with torch.cuda.stream(self.device.goes):
             gone = sum(copy.go(writes or id(copy.tensor) not in gradients) for copy in self.copies)
-            self._count(core.HOME_HOST, gone, self.device.goes)
+            self.device.count(core.HOME_HOST, gone, self.device.goes)
             self.gone = self.device.goes.record_event()
-
-    def _count(self, to, size, stream):
-        if size:
-            core.event_device_copied(self.device.index, to, size, stream.cuda_stream)
 
     def forget(self):
         """Waits until its copies are at home, and frees them."""
@@ -291,7 +188,7 @@ class _Part:
         """States that this step has made get homes, with whatever else of the script's looks at their memory. Those that are shown as copies
         have one."""
         copies = {copy.copy.data_ptr() for copy in self.copies}
-        _bring_home([t for p, grad in self.pairs for t in _tensors_of(self.optimizer, p, grad)
+        _bring_home([t for p, grad in self.pairs for t in stepped.tensors_of(self.optimizer, p, grad)
                      if t is not p and t is not grad and t.data_ptr() not in copies])
 
 
@@ -325,20 +222,20 @@ def _form_of_all(optimizer):
 @contextlib.contextmanager
 def targeted(target):
     """What this thread's steps have changed in copies is written to target(its home), a tensor."""
-    _thread.target = target
+    stepped.thread.target = target
     try:
         yield
     finally:
-        _thread.target = None
+        stepped.thread.target = None
 
 
 @contextlib.contextmanager
 def _stepping():
-    _thread.stepping = True
+    stepped.thread.stepping = True
     try:
         yield
     finally:
-        _thread.stepping = False
+        stepped.thread.stepping = False
 
 
 def _made_by_compiled_steps(init_group):
@@ -348,7 +245,7 @@ def _made_by_compiled_steps(init_group):
     def _init_group(self, *args, **kwargs):
         known = len(self.state)
         result = init_group(self, *args, **kwargs)
-        if len(self.state) > known and store.active() and not getattr(_thread, "stepping", False) and adoption.pressed():
+        if len(self.state) > known and store.active() and not getattr(stepped.thread, "stepping", False) and adoption.pressed():
             _bring_home([t for states in list(self.state.values())[known:] for t in states.values() if isinstance(t, torch.Tensor) and t.dim()])
         return result
 
@@ -359,28 +256,3 @@ def install():
     for name in replaced.SEPARABLE:
         if "_init_group" in vars(getattr(torch.optim, name, object)):  # AdamW has Adam's
             patching.replace(f"torch.optim.{name}._init_group", _made_by_compiled_steps)
-
-
-@contextlib.contextmanager
-def _hidden(pairs):
-    """An optimizer does not see parameters that have no gradient."""
-    for p, _ in pairs:
-        p.grad = None
-    try:
-        yield
-    finally:
-        for p, grad in pairs:
-            if p.grad is None:
-                p.grad = grad
-
-
-@contextlib.contextmanager
-def _shown(pairs):
-    for p, grad in pairs:
-        p.grad = grad
-    try:
-        yield
-    finally:
-        for p, grad in pairs:
-            if p.grad is grad:
-                p.grad = None

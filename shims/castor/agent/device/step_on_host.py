@@ -1,0 +1,99 @@
+"""Optimizer steps by the processors, of parameters whose gradients and states are on the host (CASTOR_DEVICE_STEP).
+
+The script's own optimizer runs as ever; in place of PyTorch's function for a device the kernels for the CPU step its tensors where they lie,
+with the bits of that function (optim/kernels.py), and behind the script's back (interpose/device/updates.h). A parameter that is on the
+device itself lends its values: they go to the host before, and come back after."""
+import contextlib
+import ctypes
+import functools
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .. import core
+from ..common import tensors
+from ..optim import kernels
+from ..precision import masters
+from . import homes, stepped
+
+_copies = WeakTensorKeyDictionary()  # parameter on the device: its copy on the host
+
+
+def step(optimizer, pairs, run):
+    """Has the processors step what they can. Returns these pairs, and what `run` has returned."""
+    done, result = [], None
+    if core.options.device_step == "parts" or type(optimizer) not in stepped.KNOWN or torch.cuda.is_current_stream_capturing():
+        return done, result
+    if masters.on_devices(optimizer) or stepped.share_memory(optimizer, pairs):
+        return done, result
+    able = _able(optimizer, pairs)
+    for group in optimizer.param_groups:
+        mine = {id(p) for p in group["params"]}
+        for index in sorted({p.device.index for p, _ in able if id(p) in mine}):
+            some = [pair for pair in able if id(pair[0]) in mine and pair[0].device.index == index]
+            with contextlib.suppress(kernels.NotOnHost):
+                result = _step(index, some, run)
+                done += some
+    return done, result
+
+
+def _able(optimizer, pairs):
+    """Those of which everything but the parameter is in homes on the host. States that are yet to be made come to be in parts."""
+    moved = {id(p) for group in optimizer.param_groups if group.get("momentum", 1) for p in group["params"]}
+    able = [(p, grad) for p, grad in pairs if p.dim() and (id(p) not in moved or p in optimizer.state)]
+    some = [stepped.tensors_of(optimizer, p, grad) for p, grad in able]
+    found = iter(homes.tiers([t for each in some for t in each[1:]]))
+    return [pair for pair, each in zip(able, some) if all([next(found) == core.HOME_HOST for _ in each[1:]]) and _are_alike(each)]
+
+
+def _are_alike(some):
+    first = some[0]
+    return (tensors.is_dense(first)
+            and all(t.dtype is torch.float32 and t.shape == first.shape and t.stride() == first.stride() for t in some))
+
+
+def _step(index, pairs, run):
+    """Those of one group on one device; first the ones for which the device waits."""
+    device = stepped.device(index)
+    tiers = homes.tiers([p for p, _ in pairs])
+    lent = [pair for pair, tier in zip(pairs, tiers) if tier != core.HOME_HOST]
+    at_home = [pair for pair, tier in zip(pairs, tiers) if tier == core.HOME_HOST]
+    device.begin()
+    try:
+        result = _lend(device, lent, run) if lent else None
+        if at_home:
+            with stepped.shown(at_home), kernels.on_host(functools.partial(_enqueue, device, {})):
+                result = run()
+    finally:
+        device.end()
+    return result
+
+
+def _lend(device, pairs, run):
+    copies = [_copy_of(p) for p, _ in pairs]
+    with torch.no_grad(), torch.cuda.stream(device.comes):
+        for (p, _), copy in zip(pairs, copies):
+            copy.copy_(p.data, non_blocking=True)
+        size = sum(copy.nbytes for copy in copies)
+        device.count(core.HOME_HOST, size, device.comes)
+    with stepped.shown(pairs), kernels.on_host(functools.partial(_enqueue, device, {p.data_ptr(): copy.data_ptr() for (p, _), copy in zip(pairs, copies)})):
+        result = run()
+    with torch.no_grad(), torch.cuda.stream(device.goes):
+        core.device_updates_wait(device.index, device.goes.cuda_stream)
+        for (p, _), copy in zip(pairs, copies):
+            p.data.copy_(copy, non_blocking=True)
+        device.count(core.HOME_DEVICE, size, device.goes)
+    return result
+
+
+def _copy_of(p):
+    copy = _copies.get(p)
+    if copy is None or copy.shape != p.shape or copy.stride() != p.stride():
+        _copies[p] = copy = torch.empty_strided(p.size(), p.stride(), dtype=p.dtype, device="cpu", pin_memory=True)
+    return copy
+
+
+def _enqueue(device, lent, name, numbers, ranges):
+    for r in ranges:
+        r.param = lent.get(r.param, r.param)
+    getattr(core, f"device_{name}")(device.index, device.comes.cuda_stream, ctypes.byref(numbers), ranges, len(ranges), torch.get_num_threads())
