@@ -36,6 +36,8 @@ typedef struct device_driver {
     castor_status (*unreserve)(void *context, uintptr_t address, size_t bytes);
     /* Whether the device maps pages of the host; if not, error_text says why, and no others than its own are created. */
     bool (*maps_host)(void *context, int device);
+    /* Whether the processors read and write pages of the host where the device maps them. */
+    bool (*host_is_reached)(void *context, int device);
     /* Memory of the host that the device reads and writes at the same address as the process does, aligned to a unit, until
      * `block` ends. The driver chooses the address. */
     castor_status (*host_make)(void *context, int device, size_t bytes, uintptr_t *address, uint64_t *block);

@@ -258,6 +258,9 @@ static void unmap_all(updates *u) {
 
 castor_status updates_create(updates **out, homes *h, const device_driver *driver, int device) {
     uintptr_t counters = 0;
+    if (!homes_are_fixed(h) && !driver->host_is_reached(driver->context, device))
+        return error_set(CASTOR_ERR_UNSUPPORTED,
+                         "the processors do not reach what device %d maps of the host", device);
     updates *u = map(sizeof *u);
     if (!u)
         return error_set(CASTOR_ERR_MEMORY, "there is no memory for steps on the host");

@@ -46,7 +46,7 @@ typedef struct updates_statistics {
     uint64_t busy_ns; /* of all threads */
 } updates_statistics;
 
-/* CASTOR_ERR_UNSUPPORTED: the device's streams do not write and wait for values. */
+/* CASTOR_ERR_UNSUPPORTED: the device's streams do not write and wait for values, or the processors do not reach its homes. */
 castor_status updates_create(updates **out, homes *h, const device_driver *driver, int device);
 
 /* What is not over never will be; what runs is waited for. No other thread may be inside. */

@@ -235,6 +235,30 @@ static bool streams(void) {
     return true;
 }
 
+/* A stream waits for a number that the host writes, and writes one after what it was given before. */
+static bool values(void) {
+    uint64_t stream, block;
+    uintptr_t address;
+
+    CHECK(d->host_is_reached(d->context, 0));
+    WORKS(d->stream_make(d->context, 0, &stream));
+    WORKS(d->host_make(d->context, 0, unit, &address, &block));
+    volatile uint64_t *waited = (volatile uint64_t *)address, *written = waited + 1;
+    *waited = *written = 0;
+    WORKS(d->value_wait(d->context, 0, (uintptr_t)waited, 7, stream));
+    WORKS(d->copy_enqueue(d->context, 0, address + 64, address + 128, 64, stream));
+    WORKS(d->value_write(d->context, 0, (uintptr_t)written, UINT64_C(1) << 40, stream));
+    *waited = 6;
+    usleep(20000);
+    CHECK(*written == 0);
+    *waited = UINT64_C(1) << 33; /* that or more */
+    WORKS(d->drain(d->context, 0));
+    CHECK(*written == UINT64_C(1) << 40);
+    d->stream_end(d->context, stream);
+    WORKS(d->host_end(d->context, 0, block));
+    return true;
+}
+
 /* Compiled for waits of 3 s (CUDA_DRAIN_NS). */
 static bool drains(void) {
     uint64_t stream, event;
@@ -383,9 +407,9 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         bool (*run)(void);
-    } tests[] = {{"memory", memory},   {"limits", limits}, {"contexts", contexts},
-                 {"streams", streams}, {"drains", drains}, {"captures", captures},
-                 {"threads", threads}, {"host", host},     {"place", place}};
+    } tests[] = {{"memory", memory}, {"limits", limits}, {"contexts", contexts}, {"streams", streams},
+                 {"values", values}, {"drains", drains}, {"captures", captures}, {"threads", threads},
+                 {"host", host},     {"place", place}};
     d = cuda_driver();
     for (int a = 1; a < argc; a++)
         for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {

@@ -12,7 +12,7 @@ import simulated  # noqa: E402
 
 SOURCES = ["tests/hooks/device_driver.c", "interpose/hooks/cuda/driver.c",
            *(f"interpose/base/{name}.c" for name in ("bounded", "error", "log", "machine", "thread"))]
-TESTS = ("memory", "limits", "contexts", "streams", "drains", "captures", "threads", "host")
+TESTS = ("memory", "limits", "contexts", "streams", "values", "drains", "captures", "threads", "host")
 NOT_SUPPORTED, NO_MEMORY = 801, 2
 
 

@@ -445,6 +445,12 @@ static void *somewhere(fake_device *d, size_t bytes) {
     abort();
 }
 
+static bool host_is_reached(void *context, int device) {
+    (void)device;
+    HOLD(context);
+    return d->settings.host == FAKE_HOST_PAGES;
+}
+
 static castor_status host_make(void *context, int device, size_t bytes, uintptr_t *address, uint64_t *block) {
     (void)device;
     BEGIN(true, "host_make");
@@ -706,6 +712,7 @@ fake_device *fake_device_make(const fake_device_settings *settings, device_drive
                               .reserve = reserve,
                               .unreserve = unreserve,
                               .maps_host = maps_host,
+                              .host_is_reached = host_is_reached,
                               .host_make = host_make,
                               .host_end = host_end,
                               .create = create,

@@ -362,6 +362,12 @@ static bool maps_host(void *context, int device) {
     return false;
 }
 
+static bool host_is_reached(void *context, int device) {
+    (void)context;
+    const cuda_device *d = cuda_device_find(device);
+    return d && d->refused == CUDA_SUCCESS && d->host_is_mapped;
+}
+
 static castor_status host_make(void *context, int device, size_t bytes, uintptr_t *address, uint64_t *block) {
     (void)context;
     scope s;
@@ -689,6 +695,7 @@ const device_driver *cuda_driver(void) {
         .reserve = reserve,
         .unreserve = unreserve,
         .maps_host = maps_host,
+        .host_is_reached = host_is_reached,
         .host_make = host_make,
         .host_end = host_end,
         .create = create,

@@ -140,6 +140,7 @@ class SlotsTest : public testing::Test {
                   nullptr,
                   nullptr,
                   nullptr,
+                  nullptr,
                   counted_create,
                   nullptr,
                   nullptr,

@@ -24,7 +24,7 @@ ONLY_HERE = re.compile(r"(?i:cu(solver|fft|dnn|sparse|rand))|CUBLAS_STATUS_NOT_S
 
 
 # Each tensor is announced to the driver before its numbers are read, for what is enqueued before a call that touches it.
-ANNOUNCES = os.environ.get("SIM_ANNOUNCES") == "1"
+ANNOUNCES = os.environ.get("SIM_ANNOUNCES") != "0"
 
 
 class NoNumbers(NotImplementedError):

@@ -24,13 +24,13 @@ _scratch = ctypes.create_string_buffer(8)
 
 
 def announce(tensors, device):
-    """Enqueues a copy of a byte of each, as the launch that is simulated by what follows would read them."""
+    """Enqueues a copy of no bytes of each, as the launch that is simulated by what follows would read them."""
     stream = torch.cuda.current_stream(device).cuda_stream
     with torch.cuda.device(device):
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if tensor.is_cuda and storage.nbytes():
-                _driver.cudaMemcpyAsync(_scratch, ctypes.c_void_p(torch._C.StorageBase.data_ptr(storage)), ctypes.c_size_t(1), 2,
+                _driver.cudaMemcpyAsync(_scratch, ctypes.c_void_p(torch._C.StorageBase.data_ptr(storage)), ctypes.c_size_t(0), 2,
                                         ctypes.c_void_p(stream))
 
 
