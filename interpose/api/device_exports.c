@@ -165,6 +165,11 @@ int castor_device_parts_hold(int device, uint64_t bytes) {
     return bytes <= DEVICES_PARTS_AT_A_TIME * devices_part_bytes(device);
 }
 
+void castor_slots_next_uses(int device, const uint64_t *addresses, uint32_t count, uint64_t *order) {
+    if (devices_slots(device))
+        slots_next_uses(devices_slots(device), addresses, count, order);
+}
+
 uint64_t castor_slots_too_small(int device) {
     slots *s = devices_slots(device);
     uintptr_t address = 0;

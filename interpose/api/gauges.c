@@ -44,6 +44,7 @@ void castor_event_device_copied(int device, int to, uint64_t bytes, void *stream
 typedef struct devices_statistics {
     homes_statistics homes;
     slots_statistics slots;
+    updates_statistics updates;
     uint64_t slots_bytes; /* taken for regions */
     bool any;
 } devices_statistics;
@@ -75,6 +76,12 @@ static void add_slots(slots_statistics *sum, const slots_statistics *more) {
     sum->stale += more->stale;
 }
 
+static void add_updates(updates_statistics *sum, const updates_statistics *more) {
+    sum->updates += more->updates;
+    sum->elements += more->elements;
+    sum->waits += more->waits;
+}
+
 static void statistics_get(devices_statistics *out) {
     *out = (devices_statistics){0};
     if (atomic_load(&counting) != getpid())
@@ -89,6 +96,11 @@ static void statistics_get(devices_statistics *out) {
         slots_statistics_get(devices_slots(device), &of_slots);
         add_homes(&out->homes, &of_homes);
         add_slots(&out->slots, &of_slots);
+        if (devices_updates(device)) {
+            updates_statistics of_updates;
+            updates_statistics_get(devices_updates(device), &of_updates);
+            add_updates(&out->updates, &of_updates);
+        }
         out->slots_bytes += of_slots.copies > 0 ? of_slots.region_bytes : 0; /* the first copy takes it */
         out->any = true;
     }
@@ -114,6 +126,12 @@ static void set_slots(const slots_statistics *slots) {
     trace_gauge_set(GAUGE_SLOT_COPIES, slots->copies);
     trace_gauge_set(GAUGE_SLOT_COPIED_BYTES, slots->copied_bytes);
     trace_gauge_set(GAUGE_SLOT_STALE, slots->stale);
+}
+
+static void set_updates(const updates_statistics *updates) {
+    trace_gauge_set(GAUGE_HOST_STEPS, updates->updates);
+    trace_gauge_set(GAUGE_HOST_STEP_BYTES, updates->elements * sizeof(float));
+    trace_gauge_set(GAUGE_HOST_STEP_WAITS, updates->waits);
 }
 
 static void set_link(const devices_statistics *found) {
@@ -174,6 +192,7 @@ static bool gauges_devices_sample(uint64_t bytes[CHUNK_KIND_COUNT][DEVICE_TIER_C
     trace_gauge_set(GAUGE_DEVICE_SLOTS_BYTES, found.slots_bytes);
     set_homes(&found.homes);
     set_slots(&found.slots);
+    set_updates(&found.updates);
     set_link(&found);
     return true;
 }

@@ -456,6 +456,15 @@ uint64_t slots_too_large(slots *s, uintptr_t *address) {
     return bytes;
 }
 
+void slots_next_uses(slots *s, const uint64_t *addresses, uint32_t count, uint64_t *order) {
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t number = slots_find(s, addresses[i]);
+        order[i] = number == SLOTS_NONE ? MOMENT_NEVER : chunk_manager_next_use(s->manager, number);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 void slots_statistics_get(slots *s, slots_statistics *out) {
     pthread_mutex_lock(&s->lock);
     *out = s->statistics;

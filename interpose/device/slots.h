@@ -99,6 +99,8 @@ uint64_t slots_region_held(slots *s); /* bytes that it has now */
 void slots_region_limit(slots *s, uint64_t bytes);
 
 void slots_statistics_get(slots *s, slots_statistics *out);
+/* Numbers that order what lies at these addresses by its next use, as far as the sequence is known. */
+void slots_next_uses(slots *s, const uint64_t *addresses, uint32_t count, uint64_t *order);
 /* The largest storage that uses have read in its home, since it is larger than a region may be; 0 bytes: none was. */
 uint64_t slots_too_large(slots *s, uintptr_t *address);
 castor_status slots_check(slots *s);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -49,6 +50,7 @@ struct updates {
 
 uint32_t updates_open;
 static updates *all; /* what ends with the process */
+static pid_t all_of; /* the process that has them */
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void *map(size_t bytes) {
@@ -196,6 +198,8 @@ static void stop(updates *u) {
 }
 
 static void stop_all(void) {
+    if (getpid() != all_of)
+        return; /* a child's copy, whose locks nobody may give back */
     pthread_mutex_lock(&all_lock);
     for (updates *u = all; u; u = u->next)
         stop(u);
@@ -210,6 +214,7 @@ static void remember(updates *u) {
     if (!known)
         atexit(stop_all);
     known = true;
+    all_of = getpid();
     pthread_mutex_unlock(&all_lock);
 }
 

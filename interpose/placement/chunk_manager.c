@@ -458,6 +458,13 @@ uint64_t chunk_manager_key(chunk_manager *m, uint32_t chunk) {
     return key;
 }
 
+uint64_t chunk_manager_next_use(chunk_manager *m, uint32_t chunk) {
+    pthread_mutex_lock(&m->lock);
+    uint64_t moment = chunk < m->chunks_count ? moments_next_use(&m->moments, chunk) : MOMENT_NEVER;
+    pthread_mutex_unlock(&m->lock);
+    return moment;
+}
+
 void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out) {
     pthread_mutex_lock(&m->lock);
     *out = m->statistics;

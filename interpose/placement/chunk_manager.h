@@ -74,6 +74,8 @@ castor_status chunk_manager_unpin(chunk_manager *m, uint32_t chunk);
 uint32_t chunk_manager_tier(chunk_manager *m, uint32_t chunk);
 /* The chunk's place in the order of victims: higher leaves first; 0: it may not leave now. */
 uint64_t chunk_manager_key(chunk_manager *m, uint32_t chunk);
+/* The moment of its next use (moments_next_use). */
+uint64_t chunk_manager_next_use(chunk_manager *m, uint32_t chunk);
 void chunk_manager_statistics(chunk_manager *m, chunk_statistics *out);
 /* The recording that is followed, or was last, as text (moments.h); false: there is none yet. */
 bool chunk_manager_write_recording(chunk_manager *m, moments_sink *sink, void *context);

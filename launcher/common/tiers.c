@@ -76,6 +76,9 @@ void device_figures_add(device_figures *sum, const trace_counters *counters) {
         {&sum->copies, GAUGE_SLOT_COPIES},
         {&sum->copied_bytes, GAUGE_SLOT_COPIED_BYTES},
         {&sum->stale, GAUGE_SLOT_STALE},
+        {&sum->host_steps, GAUGE_HOST_STEPS},
+        {&sum->host_step_bytes, GAUGE_HOST_STEP_BYTES},
+        {&sum->host_step_waits, GAUGE_HOST_STEP_WAITS},
         {&sum->link_bytes[0], GAUGE_LINK_TO_DEVICE_BYTES},
         {&sum->link_bytes[1], GAUGE_LINK_TO_HOST_BYTES},
         {&sum->overflow_bytes, GAUGE_OVERFLOW_BYTES},
@@ -153,6 +156,13 @@ static void say_slots(line *line, const device_figures *f) {
         say(line, ", %s dropped after a write", text_count(FIGURE, f->stale));
 }
 
+static void say_steps(line *line, const device_figures *f) {
+    if (f->host_steps)
+        say(line, "steps on the host: %s of a parameter, %s in all; streams waited %s %s",
+            text_count(FIGURE, f->host_steps), text_bytes(FIGURE, f->host_step_bytes),
+            text_count(FIGURE, f->host_step_waits), f->host_step_waits == 1 ? "time" : "times");
+}
+
 static void say_link(line *line, const device_figures *f, const char *rates) {
     static const char *const ends[2] = {"to the device", "to the host"};
     if (!f->link_bytes[0] && !f->link_bytes[1])
@@ -184,13 +194,15 @@ size_t device_figures_lines(const device_figures *f, const char *rates,
         else if (what == 1)
             say_slots(&line, f);
         else if (what == 2)
-            say_link(&line, f, rates);
+            say_steps(&line, f);
         else if (what == 3)
+            say_link(&line, f, rates);
+        else if (what == 4)
             say_overflow(&line, f);
-        else if (what == 4 && f->outside_bytes)
+        else if (what == 5 && f->outside_bytes)
             say(&line, "outside: %s of model data on the device has no home, and stays there",
                 text_bytes(FIGURE, f->outside_bytes));
-        else if (what == 5 && f->refused)
+        else if (what == 6 && f->refused)
             say(&line, "refused: %s %s no room anywhere", text_count(FIGURE, f->refused),
                 f->refused == 1 ? "home had" : "homes had");
         count += line.used > 0;

@@ -35,6 +35,7 @@ typedef struct device_figures {
     uint64_t slots_bytes, outside_bytes;
     uint64_t flips[2], flipped_bytes[2], flip_ns, rescues, refused;
     uint64_t uses, hits, prefetched, in_time, home_reads, copies, copied_bytes, stale;
+    uint64_t host_steps, host_step_bytes, host_step_waits;
     uint64_t link_bytes[2];
     uint64_t overflow_bytes, overflow_peak_bytes, overflow_segments; /* a sum of peaks of several processes */
     double link_rates[2]; /* bytes per second, by who sums up; 0: unknown */
@@ -47,10 +48,10 @@ bool device_figures_any(const device_figures *figures);
 /* Uses that read a copy: one that was there, or was made for them. */
 uint64_t device_figures_copy_reads(const device_figures *figures);
 
-#define DEVICE_LINES_MAX 6
+#define DEVICE_LINES_MAX 7
 #define DEVICE_LINE_MAX  256
 
-/* One line each of homes, slots, the link, what overflowed, and what stayed outside, where there is something to say. `rates`: how link_rates are
+/* One line each of homes, slots, steps on the host, the link, what overflowed, and what stayed outside, where there is something to say. `rates`: how link_rates are
  * called: "at most", "now". Returns their number. */
 size_t device_figures_lines(const device_figures *figures, const char *rates,
                             char lines[DEVICE_LINES_MAX][DEVICE_LINE_MAX]);

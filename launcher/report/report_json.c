@@ -203,6 +203,14 @@ static void write_slots(json_writer *json, const device_figures *device) {
     json_object_end(json);
 }
 
+static void write_steps(json_writer *json, const device_figures *device) {
+    json_object_begin(json, "host_steps");
+    json_unsigned(json, "parameters", device->host_steps);
+    json_unsigned(json, "bytes", device->host_step_bytes);
+    json_unsigned(json, "waits", device->host_step_waits);
+    json_object_end(json);
+}
+
 static void write_link(json_writer *json, const device_figures *device) {
     static const char *const ends[2] = {"to_device", "to_host"};
     json_object_begin(json, "link");
@@ -253,6 +261,7 @@ static void report_json_device(json_writer *json, const report_rank *rank) {
     json_unsigned(json, "refused", device->refused);
     write_flips(json, device);
     write_slots(json, device);
+    write_steps(json, device);
     write_link(json, device);
     write_overflow(json, device);
     json_object_end(json);

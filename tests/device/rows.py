@@ -25,6 +25,7 @@ class Device:
     homes: bool = True
     precision: str = ""  # CASTOR_PRECISION
     away: bool = False  # activations go to the host
+    steps: str = ""  # where each optimizer steps what is on the host: "host", "parts"; "": anywhere
 
     @property
     def alone(self):
@@ -72,6 +73,10 @@ ROOM = Device("all of it")
 AWAY = Device("all of it, and activations on the host", away=True)
 AWAY_AND_SMALL = Device("a quarter of its activations, which go to the host", overflows=True, part=0.18, away=True)
 AWAY_SLOWLY = Device("a quarter, and activations on the host, with delays", 0.25, latency="copy:300,event:60,wait:60,launch:40", away=True)
+# Steps on the host that are late, by up to so many microseconds a parameter; none there.
+LATE = Device("a quarter, and steps on the host that are late", 0.25, variables=(("CASTOR_UPDATE_DELAY", "20000"),), steps="host")
+LATE_TOO = Device("an eighth, and steps on the host that are late", 0.125, variables=(("CASTOR_UPDATE_DELAY", "3000"),), latency="copy:300,event:60,launch:40")
+IN_PARTS = Device("a quarter, and steps in parts", 0.25, options=("CASTOR_DEVICE_STEP=parts",), steps="parts")
 STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=0.5"))
 # The CPU's store has what an optimizer gets before it comes to the device.
 HOST_SHORT = Device("a half, and a budget of the host's memory", 0.5, options=("CASTOR_MEMORY_BUDGET=1G",))
@@ -95,6 +100,10 @@ FAMILIES = ("sgd", "momentum", "nesterov", "sgd-fused"), ("adamw", "adam", "adam
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
     UNBOUND: ("gpt:momentum", "many_activations:adamw"),
+    LATE: ("mlp:adamw", "gpt:momentum", "tied:adam", "edited_in_place:sgd", "scaled:adamw", "half_on_the_host:adamw", "closure:adamw",
+           "written_by_a_copy:momentum", "recomputed:adamw-single", "second_stream:amsgrad", "trains_on_a_stream:nesterov"),
+    LATE_TOO: ("gpt:adamw", "steps_on_a_stream:momentum", "written_on_a_stream:adamw", "models_in_threads:adamw", "accumulation:adamw"),
+    IN_PARTS: ("mlp:adamw", "gpt:momentum", "tied:adam"),
     STATIC: ("mlp:adamw", "optimizer_before_device:momentum", "half_on_the_host:adamw", "trains_on_both_sides:sgd"),
     slow(0.25): ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
     delayed(1): ("second_stream:adamw", "steps_on_a_stream:momentum", "pinned_batches:adamw", "written_by_a_copy:adamw", "written_on_a_stream:adamw",

@@ -38,7 +38,7 @@ from complaints import last_words, what_is_wrong_with  # noqa: E402
 TRAIN, ON_DEVICE = os.path.join(FOLDER, "train.py"), os.path.join(FOLDER, "on_device.py")
 TOGETHER, SCRIPTS_TOGETHER = 10, 40  # cases that share a process, for one `import torch`
 START_S, CASE_S = 60, 30  # that a run may take; reached only by a failure
-PLACED = re.compile(r"^castor: (?:rank 0: )?device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back$")
+PLACED = re.compile(r"^castor: (?:rank 0: )?device \d+ had at most (\d+) bytes of model data at a time on the host; (\d+) times some came back, and (\d+) steps of a parameter were done there$")
 RESCUED = re.compile(r"^castor: (?:rank 0: )?device \d+(: no memory for .* of slots| (was|is) out of memory: )")
 SMALL_SHARES = re.compile(r"^castor: (?:rank 0: )?device \d+: (slots|parts) have .*[.] (CASTOR_DEVICE_BUDGET=\d+M|No budget of this device) would do$")
 HELD = re.compile(r"^castor: (?:rank 0: )?device \d+: [\d.]+ MiB of parameters stay there, since other code has their addresses ")
@@ -52,10 +52,10 @@ CLEAR = re.compile(r"raised (RuntimeError|AcceleratorError|OutOfMemoryError|Erro
 
 
 def placed(output):
-    """Bytes of model data that had homes on the host at most, and how often some came back to the device, by what Castor says on standard
-    error at the end; None: it does not say."""
-    found = [(int(match[1]), int(match[2])) for match in map(PLACED.search, output.splitlines()) if match]
-    return max(found, default=(None, 0))
+    """Bytes of model data that had homes on the host at most, how often some came back to the device, and how many parameters were stepped on
+    the host, by what Castor says on standard error at the end; None: it does not say."""
+    found = [tuple(map(int, match.groups())) for match in map(PLACED.search, output.splitlines()) if match]
+    return max(found, default=(None, 0, 0))
 
 
 def sections(printed, words):
@@ -223,7 +223,7 @@ class Suite:
         back = rows.BACK.get(words[0].partition(":")[0]) if changed and device is rows.NEARLY else None
         expected = [PLACED, SMALL_SHARES, *[RESCUED] * (device.overflows or any(word.partition(":")[0] in rows.FAIL for word in words)),
                     *[ACTIVATIONS] * (device.away or any("CASTOR_ACTIVATIONS" in option for option in self.args.set)), *[HELD] * any(word.partition(":")[0] in rows.HELD for word in words), *[OVERFLOWED] * (device.precision == "fp16")]
-        wrong = self.wrong(finished, must, expected, back, (TOLD_OF_ACTIVATIONS if device.away else device.says) if changed else "")
+        wrong = self.wrong(finished, must, expected, back, device.steps if changed else "", (TOLD_OF_ACTIVATIONS if device.away else device.says) if changed else "")
         good = True
         for word in reached:
             lines = seen(self.plain[whole(word)]), seen(found.get(word, []))
@@ -243,17 +243,19 @@ class Suite:
             self.compare(device, words[len(reached):])
 
     @staticmethod
-    def wrong(finished, must_be_on_host, expected, back, says):
+    def wrong(finished, must_be_on_host, expected, back, steps, says):
         """What is wrong with a run as a whole; empty: nothing. must_be_on_host: whether model data must have been there, or must not; None:
         Castor has nothing to do with it. expected: lines. back: how often some must have come back to the device, at least and at most;
-        None: as often as it likes. says: how a line must begin, once for each device."""
+        None: as often as it likes. steps: where the processors or parts must have stepped what was there (rows.Device). says: how a line must begin, once for each device."""
         if finished.timed_out or finished.left_running:
             return f"ran into {finished.seconds:.0f} s" if finished.timed_out else f"{finished.left_running} processes were left running"
-        on_host, came_back = placed(finished.errors)
+        on_host, came_back, stepped = placed(finished.errors)
         if must_be_on_host is not None and on_host is None:
             return "Castor does not say what lay on the host"
         if must_be_on_host is not None and must_be_on_host != (on_host > 0):
             return f"{on_host} bytes of model data lay on the host"
+        if steps and (steps == "host") != (stepped > 0):
+            return f"the processors stepped {stepped} parameters where they lay"
         if back and not back[0] <= came_back <= back[1]:
             return f"{came_back} times model data came back to the device, not {back[0]} to {back[1]} times"
         said = [line for line in finished.errors.splitlines() if says and re.match(rf"castor: (?:rank 0: )?{says}", line)]

@@ -462,6 +462,7 @@
         ["read a copy", ({ device: { slots } }) => (slots.uses > 0 ? share(reads(slots), slots.uses) : null)],
         ["prefetched", part("prefetched")], ["in time", part("in_time"), { title: "others waited for the copy" }],
         ["read at home", ({ device }) => figure(device.slots.home_reads), { title: "over the link" }], ["copied", ({ device }) => amount(device.slots.copied_bytes)],
+        ["steps on the host", ({ device }) => amount(device.host_steps.bytes), { title: "parameters that the processors stepped where they lie, each step counted" }],
         ["link, up to", fastest("to_device"), { title: "to the device" }], ["and back", fastest("to_host"), { title: "to the host" }],
         ["outside", ({ device }) => amount(device.outside_bytes), { title: "model data on the device that has no home, and stays there" }],
         ["refused", ({ device }) => figure(device.refused), { title: "homes that had no room anywhere" }],

@@ -277,7 +277,8 @@ def _say_at_end():
     for device in homes.devices():
         found = homes.statistics(device)
         peak, back = sum(kind[core.HOME_HOST] for kind in found.peak_bytes), found.flips[core.HOME_DEVICE]
-        core.log(2, f"device {device} had at most {peak} bytes of model data at a time on the host; {back} times some came back".encode())
+        core.log(2, f"device {device} had at most {peak} bytes of model data at a time on the host; {back} times some came back, and "
+                 f"{found.updates} steps of a parameter were done there".encode())
 
 
 def install():

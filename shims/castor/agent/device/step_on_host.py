@@ -3,7 +3,6 @@
 The script's own optimizer runs as ever; in place of PyTorch's function for a device the kernels for the CPU step its tensors where they lie,
 with the bits of that function (optim/kernels.py), and behind the script's back (interpose/device/updates.h). A parameter that is on the
 device itself lends its values: they go to the host before, and come back after."""
-import contextlib
 import ctypes
 import functools
 
@@ -31,10 +30,30 @@ def step(optimizer, pairs, run):
         mine = {id(p) for p in group["params"]}
         for index in sorted({p.device.index for p, _ in able if id(p) in mine}):
             some = [pair for pair in able if id(pair[0]) in mine and pair[0].device.index == index]
-            with contextlib.suppress(kernels.NotOnHost):
-                result = _step(index, some, run)
-                done += some
+            try:
+                if _reaches(index):
+                    result = _step(index, some, run)
+                    done += some
+            except kernels.NotOnHost as why:
+                _tell(f"{type(optimizer).__name__} of {torch.device('cuda', index)} steps in parts: {why}")
     return done, result
+
+
+@functools.cache
+def _reaches(index):
+    try:
+        core.device_updates(index)
+    except core.Error as error:
+        _tell(f"optimizers step in parts: {error}")
+        return False
+    return True
+
+
+@functools.cache
+def _tell(line):
+    """Only who asked for it wants to know."""
+    if core.options.device_step == "host":
+        core.log(1, f"CASTOR_DEVICE_STEP=host: {line}".encode())
 
 
 def _able(optimizer, pairs):
@@ -76,12 +95,14 @@ def _lend(device, pairs, run):
             copy.copy_(p.data, non_blocking=True)
         size = sum(copy.nbytes for copy in copies)
         device.count(core.HOME_HOST, size, device.comes)
-    with stepped.shown(pairs), kernels.on_host(functools.partial(_enqueue, device, {p.data_ptr(): copy.data_ptr() for (p, _), copy in zip(pairs, copies)})):
+    lent = {p.data_ptr(): copy for (p, _), copy in zip(pairs, copies)}
+    with stepped.shown(pairs), kernels.on_host(functools.partial(_enqueue, device, lent)):
         result = run()
     with torch.no_grad(), torch.cuda.stream(device.goes):
         core.device_updates_wait(device.index, device.goes.cuda_stream)
-        for (p, _), copy in zip(pairs, copies):
-            p.data.copy_(copy, non_blocking=True)
+        for p, _ in pairs:
+            if p.data_ptr() not in lent:  # those that were stepped
+                p.data.copy_(_copies[p], non_blocking=True)
         device.count(core.HOME_DEVICE, size, device.goes)
     return result
 
@@ -94,6 +115,12 @@ def _copy_of(p):
 
 
 def _enqueue(device, lent, name, numbers, ranges):
+    """In the order in which the next pass comes to the parameters."""
+    count = len(ranges)
+    next_uses = (ctypes.c_uint64 * count)()
+    core.slots_next_uses(device.index, (ctypes.c_uint64 * count)(*(r.param for r in ranges)), count, next_uses)
     for r in ranges:
-        r.param = lent.get(r.param, r.param)
-    getattr(core, f"device_{name}")(device.index, device.comes.cuda_stream, ctypes.byref(numbers), ranges, len(ranges), torch.get_num_threads())
+        if r.param in lent:
+            r.param = lent.pop(r.param).data_ptr()
+    ranges = (core.StepRange * count)(*(ranges[i] for i in sorted(range(count), key=next_uses.__getitem__)))
+    getattr(core, f"device_{name}")(device.index, device.comes.cuda_stream, ctypes.byref(numbers), ranges, count, torch.get_num_threads())

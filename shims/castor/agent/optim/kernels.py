@@ -320,17 +320,27 @@ def _rounding_on_host(kind, form, stock, arguments):
 
 
 def _step_on_host(kind, form, stock, arguments):
-    able = (form != "fused" and _chosen != "native" and not _asked.working and _asked.factor == 1.0
-            and not torch.cuda.is_current_stream_capturing() and _are_apart(arguments["params"])
-            and all(t is not None and t.dtype is torch.float32 for t in _written(kind, arguments)) and kind.can(form=form, **arguments))
-    rounding = _rounding_on_host(kind, form, stock, arguments) if able else None
+    try:
+        able = _can_on_host(kind, form, arguments) and kind.can(form=form, **arguments)
+    except TypeError:  # a version of PyTorch that passes something else
+        able = False
+    if not able:
+        raise NotOnHost(f"the processors do not have what {stock.__name__} does with these options")
+    rounding = _rounding_on_host(kind, form, stock, arguments)
     if rounding is None:
-        raise NotOnHost
+        raise NotOnHost(f"they give other bits than {stock.__name__} of torch {torch.__version__}")
     _asked.rounding = rounding
     try:
         kind.step(form, *(arguments[name] for name in kind.names[: kind.lists]), **{name: arguments[name] for name in kind.keywords})
     finally:
         _asked.rounding = None
+
+
+def _can_on_host(kind, form, arguments):
+    plain = form != "fused" and _chosen != "native" and not _asked.working and _asked.factor == 1.0
+    if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return False
+    return _are_apart(arguments["params"]) and all(t is not None and t.dtype is torch.float32 for t in _written(kind, arguments))
 
 
 def _written(kind, arguments):
@@ -364,10 +374,10 @@ def _replacement(kind_, form, stock):
     @functools.wraps(stock)
     def step(*args, **kwargs):
         arguments = dict(zip(names, args), **kwargs)
+        if _asked.run and arguments["params"] and arguments["params"][0].is_cuda:
+            return _step_on_host(kind_, form, stock, arguments)
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not arguments["params"]:
             return stock(*args, **kwargs)
-        if _asked.run and arguments["params"][0].is_cuda:
-            return _step_on_host(kind_, form, stock, arguments)
         kind = kind_.cuda if arguments["params"][0].is_cuda else kind_
         try:
             able = _chosen != "native" and _are_apart(arguments["params"]) and kind.can(form=form, **arguments)
