@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "device/devices.h"
 #include "events/gate.h"
+#include "hooks/cuda/joined.h"
 #include "job/options.h"
 #include "kernels/optimizer.h"
 #include "same.h"
@@ -197,6 +198,8 @@ static castor_status update(int device, uint64_t stream, const update_step *step
     updates_delay_set(u, (uint32_t)options()->update_delay);
     slots *s = devices_slots(device);
     bool kept = false;
+    for (uint32_t i = 0; i < count && joined_matter(); i++) /* the processors cannot write there either */
+        joined_leave(ranges[i].param, ranges[i].count * sizeof(float));
     gate_enter();
     status = check_homes(device, (const castor_step *)&step->numbers.common, ranges, count);
     if (!status)

@@ -100,9 +100,9 @@ FAMILIES = ("sgd", "momentum", "nesterov", "sgd-fused"), ("adamw", "adam", "adam
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
     UNBOUND: ("gpt:momentum", "many_activations:adamw"),
-    LATE: ("mlp:adamw", "gpt:momentum", "tied:adam", "edited_in_place:sgd", "scaled:adamw", "half_on_the_host:adamw", "closure:adamw",
+    LATE: ("touched_after_steps:adam", "touched_after_steps:sgd", "mlp:adamw", "gpt:momentum", "tied:adam", "edited_in_place:sgd", "scaled:adamw", "half_on_the_host:adamw", "closure:adamw",
            "written_by_a_copy:momentum", "recomputed:adamw-single", "second_stream:amsgrad", "trains_on_a_stream:nesterov"),
-    LATE_TOO: ("gpt:adamw", "steps_on_a_stream:momentum", "written_on_a_stream:adamw", "models_in_threads:adamw", "accumulation:adamw"),
+    LATE_TOO: ("touched_after_steps:momentum", "touched_after_steps:adamw-single", "gpt:adamw", "steps_on_a_stream:momentum", "written_on_a_stream:adamw", "models_in_threads:adamw", "accumulation:adamw"),
     IN_PARTS: ("mlp:adamw", "gpt:momentum", "tied:adam"),
     STATIC: ("mlp:adamw", "optimizer_before_device:momentum", "half_on_the_host:adamw", "trains_on_both_sides:sgd"),
     slow(0.25): ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
@@ -215,6 +215,8 @@ def everything(cases):
     found += [row for precision in TYPES for row in narrow(precision, False)]
     found += [(FIXED[number % len(FIXED)], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in (*ROOMY, *BACK)]
     found += [((AWAY, AWAY_SLOWLY)[number % 2], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in BACK]
+    found += [((dataclasses.replace(LATE, steps=""), LATE_TOO)[number % 2], word) for number, word in enumerate(one_each) if word.partition(":")[0] not in BACK]
+    found += [(IN_PARTS, word) for word in one_each if word.partition(":")[0] not in BACK]
     found += [(device, "mlp:adamw") for device in (*OTHER_ALLOCATORS, FIXED_ROOM, NO_HOMES)]
     found += [(device, word) for device in (STATIC, HOST_SHORT) for word in one_each if word.partition(":")[0] not in BACK]
     found += [(NEARLY, f"{name}:momentum") for name in BACK]

@@ -18,4 +18,4 @@ def case(function=None, *, optimizers=GENERAL, without=()):
 
 
 from . import combinations, given, halves, loops, making, models, precision, stepping, writes  # noqa: E402, F401
-from . import of_castor, saved  # noqa: E402, F401 - behind the others: rows.py gives each case devices by its number
+from . import of_castor, saved, touched  # noqa: E402, F401 - behind the others: rows.py gives each case devices by its number

@@ -1,0 +1,143 @@
+"""Scripts that touch parameters, gradients and states at once after a step, in orders that chance chooses: what a step on the host may still
+be at."""
+import copy
+import random
+import threading
+
+import torch
+import torch.nn.functional as F
+
+from . import case
+from .networks import MLP, batch
+
+
+def on_a_stream(work):
+    side, here = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        found = work()
+    here.wait_stream(side)
+    return found
+
+
+def in_a_thread(work):
+    found, here = [], torch.cuda.current_stream()
+
+    def run():
+        with torch.cuda.stream(here):
+            found.append(work())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+class Toucher:
+    """What it reads is kept and looked at later, so that nothing waits for the device before."""
+
+    def __init__(self, model, optimizer, seed):
+        self.model, self.optimizer, self.chance = model, optimizer, random.Random(seed)
+        self.parameters, self.read, self.averages = list(model.parameters()), [], {}
+        self.ways = [getattr(self, name) for name in dir(self) if name.startswith("way_")]
+
+    def __call__(self, times):
+        for _ in range(times):
+            way, around = self.chance.choice(self.ways), self.chance.choice((lambda work: work(), lambda work: work(), on_a_stream, in_a_thread))
+            p = self.chance.choice(self.parameters)
+
+            def work(way=way, p=p):
+                with torch.no_grad():
+                    return way(p)
+
+            found = around(work)
+            if found is not None:
+                self.read.append(found)
+
+    def states(self, p):
+        return [s for _, s in sorted(self.optimizer.state[p].items()) if isinstance(s, torch.Tensor) and s.dim()]
+
+    def way_reads(self, p):
+        return p.square().sum()
+
+    def way_copies_to_the_host(self, p):
+        return p.cpu().double().sum()
+
+    def way_copies(self, p):
+        return p.clone()[..., 0].sum()
+
+    def way_reads_a_gradient(self, p):
+        return p.grad.abs().max()
+
+    def way_reads_states(self, p):
+        return sum(s.sum() for s in self.states(p)) if self.states(p) else None
+
+    def way_multiplies(self, p):
+        if p.dim() > 1:
+            return p @ p.t()[:, :3].contiguous()
+        return None
+
+    def way_writes(self, p):
+        p.mul_(0.999)
+
+    def way_writes_from_the_host(self, p):
+        p.copy_(torch.full(p.shape, 0.01, pin_memory=True), non_blocking=True)
+
+    def way_writes_a_gradient(self, p):
+        p.grad.mul_(3)
+
+    def way_clears_a_gradient(self, p):
+        p.grad.zero_()
+
+    def way_writes_states(self, p):
+        for s in self.states(p):
+            s.mul_(0.9)
+
+    def way_loads_states(self, p):
+        self.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+
+    def way_averages(self, p):
+        if p in self.averages:
+            self.averages[p].lerp_(p, 0.5)
+        else:
+            self.averages[p] = p.clone()
+        return self.averages[p].sum()
+
+    def way_steps_again(self, p):
+        self.optimizer.step()
+
+    def way_exchanges(self, p):
+        p.data = p.data.clone()
+
+    def way_norms(self, p):
+        return torch.nn.utils.get_total_norm([q.grad for q in self.parameters])
+
+    def way_lists(self, p):
+        torch._foreach_mul_(self.parameters, 0.9999)
+
+    def way_passes(self, p):
+        return self.model(batch(7)[0]).sum()
+
+
+@case
+def touched_after_steps(log, make):
+    """Between a step and the next pass, in optimizers' hooks, and between a backward pass and its step."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = MLP().cuda()
+        optimizer = make(model.parameters())
+        toucher = Toucher(model, optimizer, seed)
+        if seed % 2:
+            optimizer.register_step_post_hook(lambda *_, toucher=toucher: toucher.read.append(toucher.way_reads(toucher.parameters[seed]).detach()))
+        for step in range(5):
+            x, y = batch(step)
+            optimizer.zero_grad(set_to_none=bool(seed % 3))
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            if seed % 4 == 3:
+                toucher(1)
+            optimizer.step()
+            toucher(4)
+            log.step(loss)
+        log.note("read", torch.stack([found.double().sum().cpu() for found in toucher.read]))
+        log.end(model, optimizer)
