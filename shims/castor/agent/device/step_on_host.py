@@ -13,7 +13,7 @@ from .. import core
 from ..common import tensors
 from ..optim import kernels
 from ..precision import masters
-from . import homes, stepped
+from . import homes, step_common
 
 _copies = WeakTensorKeyDictionary()  # parameter on the device: its copy on the host
 
@@ -21,9 +21,9 @@ _copies = WeakTensorKeyDictionary()  # parameter on the device: its copy on the 
 def step(optimizer, pairs, run):
     """Has the processors step what they can. Returns these pairs, and what `run` has returned."""
     done, result = [], None
-    if core.options.device_step == "parts" or type(optimizer) not in stepped.KNOWN or torch.cuda.is_current_stream_capturing():
+    if core.options.device_step == "parts" or type(optimizer) not in step_common.KNOWN or torch.cuda.is_current_stream_capturing():
         return done, result
-    if masters.on_devices(optimizer) or stepped.share_memory(optimizer, pairs):
+    if masters.on_devices(optimizer) or step_common.share_memory(optimizer, pairs):
         return done, result
     able = _able(optimizer, pairs)
     for group in optimizer.param_groups:
@@ -60,7 +60,7 @@ def _able(optimizer, pairs):
     """Those of which everything but the parameter is in homes on the host. States that are yet to be made come to be in parts."""
     moved = {id(p) for group in optimizer.param_groups if group.get("momentum", 1) for p in group["params"]}
     able = [(p, grad) for p, grad in pairs if p.dim() and (id(p) not in moved or p in optimizer.state)]
-    some = [stepped.tensors_of(optimizer, p, grad) for p, grad in able]
+    some = [step_common.tensors_of(optimizer, p, grad) for p, grad in able]
     found = iter(homes.tiers([t for each in some for t in each[1:]]))
     return [pair for pair, each in zip(able, some) if all([next(found) == core.HOME_HOST for _ in each[1:]]) and _are_alike(each)]
 
@@ -73,7 +73,7 @@ def _are_alike(some):
 
 def _step(index, pairs, run):
     """Those of one group on one device; first the ones for which the device waits."""
-    device = stepped.device(index)
+    device = step_common.device(index)
     tiers = homes.tiers([p for p, _ in pairs])
     lent = [pair for pair, tier in zip(pairs, tiers) if tier != core.HOME_HOST]
     at_home = [pair for pair, tier in zip(pairs, tiers) if tier == core.HOME_HOST]
@@ -81,7 +81,7 @@ def _step(index, pairs, run):
     try:
         result = _lend(device, lent, run) if lent else None
         if at_home:
-            with stepped.shown(at_home), kernels.on_host(functools.partial(_enqueue, device, {})):
+            with step_common.shown(at_home), kernels.on_host(functools.partial(_enqueue, device, {})):
                 result = run()
     finally:
         device.end()
@@ -96,7 +96,7 @@ def _lend(device, pairs, run):
         size = sum(copy.nbytes for copy in copies)
         device.count(core.HOME_HOST, size, device.comes)
     lent = {p.data_ptr(): copy for (p, _), copy in zip(pairs, copies)}
-    with stepped.shown(pairs), kernels.on_host(functools.partial(_enqueue, device, lent)):
+    with step_common.shown(pairs), kernels.on_host(functools.partial(_enqueue, device, lent)):
         result = run()
     with torch.no_grad(), torch.cuda.stream(device.goes):
         core.device_updates_wait(device.index, device.goes.cuda_stream)

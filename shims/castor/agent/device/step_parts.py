@@ -14,7 +14,7 @@ from .. import core, patching, replaced
 from ..common import store, tensors
 from ..common.parts import divide_by_device
 from ..precision import masters
-from . import adoption, homes, shortage, step_on_host, stepped
+from . import adoption, homes, shortage, step_common, step_on_host
 
 _states_seen = weakref.WeakKeyDictionary()  # optimizer: how many parameters had states after its last step in parts
 
@@ -45,16 +45,16 @@ def step(optimizer, run, divisible):
     here = [(p, grad) for p, grad in pairs if p.is_cuda and grad.device == p.device and grad.layout is torch.strided]
     known = set(optimizer.state)
     result = None
-    with _form_of_all(optimizer), stepped.hidden(pairs), _stepping():
+    with _form_of_all(optimizer), step_common.hidden(pairs), _stepping():
         done = []
-        if divisible and not getattr(stepped.thread, "target", None):
+        if divisible and not getattr(step_common.thread, "target", None):
             done, result = step_on_host.step(optimizer, here, run)
         taken = {id(p) for p, _ in done}
         parts = _parts(optimizer, [(p, grad) for p, grad in here if id(p) not in taken], divisible)
         taken = {id(p) for p, _ in here}
         rest = [(p, grad) for p, grad in pairs if id(p) not in taken]
         if rest:
-            with stepped.shown(rest), masters.shown(optimizer, rest):
+            with step_common.shown(rest), masters.shown(optimizer, rest):
                 result = run()
         if parts:
             result = _run_all(parts, run)
@@ -68,7 +68,7 @@ def step(optimizer, run, divisible):
 
 def _run_all(parts, run):
     for index in {part.device.index for part in parts}:
-        stepped.device(index).begin()
+        step_common.device(index).begin()
     try:
         parts[0].come()
         for number, part in enumerate(parts):
@@ -81,7 +81,7 @@ def _run_all(parts, run):
                 result = run()
     finally:
         for index in {part.device.index for part in parts}:
-            stepped.device(index).end()
+            step_common.device(index).end()
         for part in parts:
             part.copies = []
     return result
@@ -90,7 +90,7 @@ def _run_all(parts, run):
 def _parts(optimizer, pairs, divisible):
     """The pairs in their order, in parts of one device each. Where tensors of a step share memory, each part is all that is on a device, and
     is stepped there: it is the order of the optimizer's operations that counts then. So it is without homes."""
-    if divisible and all(homes.available(p.device.index) for p, _ in pairs) and not stepped.share_memory(optimizer, pairs):
+    if divisible and all(homes.available(p.device.index) for p, _ in pairs) and not step_common.share_memory(optimizer, pairs):
         return [_Part(optimizer, some) for some in divide_by_device(pairs, functools.partial(_copied_bytes, optimizer))]
     by_device = {}
     for p, grad in pairs:
@@ -101,7 +101,7 @@ def _parts(optimizer, pairs, divisible):
 def _copied_bytes(optimizer, pair):
     """Of the copies, and of the float gradients that masters take."""
     p, grad = pair
-    return sum(t.nbytes for t in stepped.tensors_of(optimizer, p, grad)) + (0 if masters.of(p) is None else 4 * grad.numel())
+    return sum(t.nbytes for t in step_common.tensors_of(optimizer, p, grad)) + (0 if masters.of(p) is None else 4 * grad.numel())
 
 
 class _Copy:
@@ -121,7 +121,7 @@ class _Copy:
             self.tensor.data = self.home
         goes = written or self.tensor._version != self.version
         if goes:
-            target = getattr(stepped.thread, "target", None)
+            target = getattr(step_common.thread, "target", None)
             (target(self.home) if target else self.home).copy_(self.copy, non_blocking=True)
         return self.home.nbytes if goes else 0
 
@@ -131,13 +131,13 @@ class _Part:
 
     def __init__(self, optimizer, pairs, copies=True):
         self.optimizer, self.pairs, self.copied = optimizer, pairs, copies
-        self.device = stepped.device(pairs[0][0].device.index)
+        self.device = step_common.device(pairs[0][0].device.index)
         self.copies, self.gone = [], None
 
     def come(self):
         """Enqueues the copies. Without memory for them, or where one parameter is too large, the part is stepped where it is, and so is
         what is no dense tensor: its elements may share memory."""
-        some = [t for p, grad in self.pairs for t in stepped.tensors_of(self.optimizer, p, grad) if self.copied and tensors.is_dense(t)]
+        some = [t for p, grad in self.pairs for t in step_common.tensors_of(self.optimizer, p, grad) if self.copied and tensors.is_dense(t)]
         needed = sum(t.nbytes for t in some)
         if not core.device_parts_hold(self.device.index, needed):
             if core.HOME_HOST in homes.tiers(some):
@@ -160,7 +160,7 @@ class _Part:
     def shown(self):
         """The optimizer sees these parameters alone, and the copies of them."""
         self.device.steps.wait_event(self.arrived)
-        with stepped.shown(self.pairs):
+        with step_common.shown(self.pairs):
             for copy in self.copies:
                 copy.show()
             try:
@@ -171,7 +171,7 @@ class _Part:
 
     def _go(self):
         gradients = {id(grad) for _, grad in self.pairs}
-        writes = stepped.writes_gradients(self.optimizer)
+        writes = step_common.writes_gradients(self.optimizer)
         self._states_come_home()  # in the order of the steps, from which their memory comes
         self.device.goes.wait_stream(self.device.steps)
         with torch.cuda.stream(self.device.goes):
@@ -188,7 +188,7 @@ class _Part:
         """States that this step has made get homes, with whatever else of the script's looks at their memory. Those that are shown as copies
         have one."""
         copies = {copy.copy.data_ptr() for copy in self.copies}
-        _bring_home([t for p, grad in self.pairs for t in stepped.tensors_of(self.optimizer, p, grad)
+        _bring_home([t for p, grad in self.pairs for t in step_common.tensors_of(self.optimizer, p, grad)
                      if t is not p and t is not grad and t.data_ptr() not in copies])
 
 
@@ -222,20 +222,20 @@ def _form_of_all(optimizer):
 @contextlib.contextmanager
 def targeted(target):
     """What this thread's steps have changed in copies is written to target(its home), a tensor."""
-    stepped.thread.target = target
+    step_common.thread.target = target
     try:
         yield
     finally:
-        stepped.thread.target = None
+        step_common.thread.target = None
 
 
 @contextlib.contextmanager
 def _stepping():
-    stepped.thread.stepping = True
+    step_common.thread.stepping = True
     try:
         yield
     finally:
-        stepped.thread.stepping = False
+        step_common.thread.stepping = False
 
 
 def _made_by_compiled_steps(init_group):
@@ -245,7 +245,7 @@ def _made_by_compiled_steps(init_group):
     def _init_group(self, *args, **kwargs):
         known = len(self.state)
         result = init_group(self, *args, **kwargs)
-        if len(self.state) > known and store.active() and not getattr(stepped.thread, "stepping", False) and adoption.pressed():
+        if len(self.state) > known and store.active() and not getattr(step_common.thread, "stepping", False) and adoption.pressed():
             _bring_home([t for states in list(self.state.values())[known:] for t in states.values() if isinstance(t, torch.Tensor) and t.dim()])
         return result
 

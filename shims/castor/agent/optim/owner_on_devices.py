@@ -6,7 +6,7 @@ import torch
 
 from .. import core
 from ..common import store, tensors
-from ..device import adoption, homes, step_parts, stepped
+from ..device import adoption, homes, step_common, step_parts
 from ..device_ranks import alike, elsewhere, entries, kept, shared, sums, wides
 from ..nodes import remote
 from ..precision import masters
@@ -97,7 +97,7 @@ def step(optimizer, pairs, run, divisible, running):
         each.hide()
     node = shared.Step(group, device, [(p, entry) for _, p, entry in stepped if entry.node is not None])
     mine, others = [each for each in stepped if each[2].mine], [each for each in stepped if not each[2].mine]
-    before, writes = len(optimizer.state), stepped.writes_gradients(optimizer)
+    before, writes = len(optimizer.state), step_common.writes_gradients(optimizer)
     with contextlib.ExitStack() as changes, sums.unseen():
         if writes:
             for keep in sums.keeps_of(entry for _, _, entry in stepped):
