@@ -61,7 +61,7 @@ UNIT_C := $(wildcard tests/support/*.c tests/unit/support/*.c)
 UNIT_O := $(UNIT_CC:%.cc=$(UNIT_B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # The unit tests link the library's modules, but not its replacements of libc's functions nor its constructor;
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
-UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives_exports.o $(B)/obj/interpose/api/device_exports.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
+UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives_exports.o $(B)/obj/interpose/api/device_exports.o $(B)/obj/interpose/api/device_steps_exports.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
 .PHONY: all objects setup setup-tests setup-tests-system demo aarch64 test test-all test-torch check bench gpu-test gpu-bench install uninstall wheel clean unit semantics tables sim fuzz
 all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor

@@ -4,13 +4,9 @@
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <string.h>
 #include "base/error.h"
-#include "device/devices.h"
-#include "events/gate.h"
-#include "hooks/cuda/joined.h"
-#include "job/options.h"
 #include "kernels/optimizer.h"
+#include "optimizer_exports.h"
 #include "same.h"
 
 SAME(castor_step_range, kernel_range, numel);
@@ -134,12 +130,12 @@ static castor_status check_ranges(const castor_step_range *ranges, uint32_t coun
     return CASTOR_OK;
 }
 
-static castor_status check_adam(const castor_adam *adam, const castor_step_range *ranges, uint32_t count) {
+castor_status optimizer_check_adam(const castor_adam *adam, const castor_step_range *ranges, uint32_t count) {
     castor_status status = check_step(&adam->step);
     return status ? status : check_ranges(ranges, count, adam->step.variation ? 3 : 2);
 }
 
-static castor_status check_sgd(const castor_sgd *sgd, const castor_step_range *ranges, uint32_t count) {
+castor_status optimizer_check_sgd(const castor_sgd *sgd, const castor_step_range *ranges, uint32_t count) {
     castor_status status = check_step(&sgd->step);
     if (status == CASTOR_OK && sgd->step.decay_kind == CASTOR_DECAY_DECOUPLED)
         status = error_set(CASTOR_ERR_ARGUMENT, "optimizer step: SGD has no decoupled decay");
@@ -148,7 +144,7 @@ static castor_status check_sgd(const castor_sgd *sgd, const castor_step_range *r
 
 castor_status castor_optimizer_adam(const castor_adam *adam, const castor_step_range *ranges, uint32_t count,
                                     int threads) {
-    castor_status status = check_adam(adam, ranges, count);
+    castor_status status = optimizer_check_adam(adam, ranges, count);
     kernel_roots roots;
     kernel_host host = host_of(threads, &roots);
     if (status == CASTOR_OK)
@@ -158,7 +154,7 @@ castor_status castor_optimizer_adam(const castor_adam *adam, const castor_step_r
 
 castor_status castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_range *ranges, uint32_t count,
                                    int threads) {
-    castor_status status = check_sgd(sgd, ranges, count);
+    castor_status status = optimizer_check_sgd(sgd, ranges, count);
     kernel_roots roots;
     kernel_host host = host_of(threads, &roots);
     if (status == CASTOR_OK)
@@ -166,91 +162,6 @@ castor_status castor_optimizer_sgd(const castor_sgd *sgd, const castor_step_rang
     return status;
 }
 
-/* ---- on the host, for a device ---- */
-
-static bool is_at_home(int device, const void *memory) {
-    return devices_find((uintptr_t)memory) == device &&
-           home_is_on_host(devices_homes(device), (uintptr_t)memory);
-}
-
-static castor_status check_homes(int device, const castor_step *step, const castor_step_range *ranges,
-                                 uint32_t count) {
-    bool able = step->param_dtype == CASTOR_DTYPE_F32 && step->grad_dtype == CASTOR_DTYPE_F32;
-    for (uint32_t i = 0; i < count && able; i++) {
-        able = !ranges[i].master && is_at_home(device, ranges[i].grad) &&
-               (devices_find((uintptr_t)ranges[i].param) < 0 || is_at_home(device, ranges[i].param));
-        for (int state = 0; state < 3 && able; state++)
-            able = !ranges[i].states[state] || is_at_home(device, ranges[i].states[state]);
-    }
-    return able ? CASTOR_OK
-                : error_set(CASTOR_ERR_ARGUMENT,
-                            "a step on the host takes float tensors whose homes are on the host");
-}
-
-/* What copies into slots still read comes before, and the slots hold what was. Where the device keeps an address of a home, kernels read
- * there that nobody sees: then the host waits. */
-static castor_status update(int device, uint64_t stream, const update_step *step,
-                            const castor_step_range *ranges, uint32_t count, int threads) {
-    updates *u = NULL;
-    castor_status status = devices_updates_make(device, &u);
-    if (status)
-        return status;
-    updates_delay_set(u, (uint32_t)options()->update_delay);
-    slots *s = devices_slots(device);
-    bool kept = false;
-    for (uint32_t i = 0; i < count && joined_matter(); i++) /* the processors cannot write there either */
-        joined_leave(ranges[i].param, ranges[i].count * sizeof(float));
-    gate_enter();
-    status = check_homes(device, (const castor_step *)&step->numbers.common, ranges, count);
-    if (!status)
-        status = slots_copies_join(s, stream);
-    if (!status)
-        status = updates_add(u, step, (const kernel_range *)ranges, count, threads, stream);
-    for (uint32_t i = 0; i < count && !status; i++) {
-        slots_written(s, (uintptr_t)ranges[i].param, ranges[i].count * sizeof(float), stream);
-        kept |= slots_keep(s, (uintptr_t)ranges[i].param) || slots_keep(s, (uintptr_t)ranges[i].grad);
-        for (int state = 0; state < 3; state++)
-            kept |= ranges[i].states[state] && slots_keep(s, (uintptr_t)ranges[i].states[state]);
-    }
-    gate_leave();
-    return !status && kept ? updates_settle(u) : status;
-}
-
-static update_step update_of(update_kind kind) {
-    update_step step = {.kind = kind};
-    kernel_host host = host_of(1, &step.roots);
-    step.has_roots = host.roots != NULL;
-    return step;
-}
-
-castor_status castor_device_adam(int device, uint64_t stream, const castor_adam *adam,
-                                 const castor_step_range *ranges, uint32_t count, int threads) {
-    castor_status status = check_adam(adam, ranges, count);
-    update_step step = update_of(UPDATE_ADAM);
-    memcpy(&step.numbers.adam, adam, sizeof *adam);
-    return status ? status : update(device, stream, &step, ranges, count, threads);
-}
-
-castor_status castor_device_sgd(int device, uint64_t stream, const castor_sgd *sgd,
-                                const castor_step_range *ranges, uint32_t count, int threads) {
-    castor_status status = check_sgd(sgd, ranges, count);
-    update_step step = update_of(UPDATE_SGD);
-    memcpy(&step.numbers.sgd, sgd, sizeof *sgd);
-    return status ? status : update(device, stream, &step, ranges, count, threads);
-}
-
-castor_status castor_device_updates(int device) {
-    updates *u;
-    return devices_updates_make(device, &u);
-}
-
-void castor_device_updates_wait(int device, uint64_t stream) {
-    updates *u = devices_updates(device);
-    if (u)
-        updates_wait_all(u, device, stream);
-}
-
-castor_status castor_device_updates_settle(int device) {
-    updates *u = devices_updates(device);
-    return u ? updates_settle(u) : CASTOR_OK;
+bool optimizer_roots(kernel_roots *roots) {
+    return host_of(1, roots).roots != NULL;
 }

@@ -8,7 +8,6 @@
 /* What is kept of a trace of any size: at most so many steps and backward passes (16 bytes each) of all processes. */
 #define STEPS_KEPT    4000000u
 #define ONE_CLOCK_NS  UINT64_C(1000000000)
-#define MEMORY_GAUGES 64
 
 /* Processes of one host share CLOCK_MONOTONIC: they get one offset, so that their times compare exactly. A difference of
  * more than a second means another boot of a host with this name. */
@@ -51,11 +50,11 @@ static bool take_step(report *report, report_steps *steps, const trace_record *r
 }
 
 static bool take_memory(report_process *process, const trace_record *record) {
-    static int8_t kind_of_gauge[MEMORY_GAUGES];
+    static int8_t kind_of_gauge[GAUGE_COUNT];
     if (kind_of_gauge[GAUGE_PSS_BYTES] == 0)
         for (int kind = 0; kind < REPORT_MEMORY_COUNT; kind++)
             kind_of_gauge[report_memory_gauge((report_memory_kind)kind)] = (int8_t)(kind + 1);
-    int kind = record->id < MEMORY_GAUGES ? kind_of_gauge[record->id] - 1 : -1;
+    int kind = record->id < GAUGE_COUNT ? kind_of_gauge[record->id] - 1 : -1;
     if (kind < 0)
         return true;
     report_series **series = &process->memory[kind];

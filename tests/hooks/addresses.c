@@ -259,7 +259,23 @@ static bool neighbours(void) {
     return product_by_slot(false);
 }
 
+/* A kernel that gets a tensor map reads and writes there, and no argument of it tells. */
+static bool by_tensor_map(void) {
+    static CUtensorMap map;
+    const cuuint64_t sizes[] = {N, N}, strides[] = {N * sizeof(float)};
+    const cuuint32_t box[] = {1, 1}, steps[] = {1, 1};
+    if (!parameter())
+        return false;
+    castor_homes before = counted();
+    CUDA(cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, W, sizes, strides, box, steps,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+    CHECK(counted().stale == before.stale + 1);
+    return product_at_home();
+}
+
 static const named_test tests[] = {
+    {"by_tensor_map", by_tensor_map},
     {"read_through", read_through},
     {"before_the_storage", before_the_storage},
     {"by_array", by_array},

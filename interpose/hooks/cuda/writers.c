@@ -138,6 +138,46 @@ CARRIES_ROWS(cudaMemcpy2DAsync,
               enum cudaMemcpyKind kind, cudaStream_t stream),
              (dst, dpitch, src, spitch, width, height, kind, stream))
 
+/* A tensor map hides its address from who looks for it among a launch's arguments. Of those that a library makes for a call of its own, the
+ * call's arguments tell. */
+static void address_hidden(const void *address) {
+    slots *s;
+    if (!writers_matter() || !devices_may_hold((uintptr_t)address) ||
+        (observe_thread.inside & OBSERVE_LIBRARIES))
+        return;
+    gate_enter();
+    if (is_in_home((uintptr_t)address, &s))
+        slots_kept(s, (uintptr_t)address, true);
+    gate_leave();
+    awaited_by_host();
+}
+
+#define HIDES(id, parameters, arguments)                                                                     \
+    static CUresult hide_##id parameters {                                                                   \
+        CUresult(*real) parameters = hooks_real(HOOK_##id);                                                  \
+        CUresult status = real arguments;                                                                    \
+        if (status == CUDA_SUCCESS)                                                                          \
+            address_hidden(globalAddress);                                                                   \
+        return status;                                                                                       \
+    }
+HIDES(cuTensorMapEncodeTiled,
+      (CUtensorMap * tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank,
+       void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides,
+       const cuuint32_t *boxDim, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave,
+       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill),
+      (tensorMap, tensorDataType, tensorRank, globalAddress, globalDim, globalStrides, boxDim, elementStrides,
+       interleave, swizzle, l2Promotion, oobFill))
+HIDES(cuTensorMapEncodeIm2col,
+      (CUtensorMap * tensorMap, CUtensorMapDataType tensorDataType, cuuint32_t tensorRank,
+       void *globalAddress, const cuuint64_t *globalDim, const cuuint64_t *globalStrides,
+       const int *pixelBoxLowerCorner, const int *pixelBoxUpperCorner, cuuint32_t channelsPerPixel,
+       cuuint32_t pixelsPerColumn, const cuuint32_t *elementStrides, CUtensorMapInterleave interleave,
+       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill),
+      (tensorMap, tensorDataType, tensorRank, globalAddress, globalDim, globalStrides, pixelBoxLowerCorner,
+       pixelBoxUpperCorner, channelsPerPixel, pixelsPerColumn, elementStrides, interleave, swizzle,
+       l2Promotion, oobFill))
+HIDES(cuTensorMapReplaceAddress, (CUtensorMap * tensorMap, void *globalAddress), (tensorMap, globalAddress))
+
 static void addresses_install(void) {
 #define CARRY(id)                observe_target_replace(HOOK_##id, (void *)carry_##id)
 #define CARRY_TWICE(id, variant) CARRY(id), CARRY(id##variant)
@@ -151,6 +191,9 @@ static void addresses_install(void) {
     CARRY_TWICE(cuMemcpyHtoDAsync_v2, _ptsz);
     CARRY(cudaMemcpy2D);
     CARRY(cudaMemcpy2DAsync);
+    observe_target_replace(HOOK_cuTensorMapEncodeTiled, (void *)hide_cuTensorMapEncodeTiled);
+    observe_target_replace(HOOK_cuTensorMapEncodeIm2col, (void *)hide_cuTensorMapEncodeIm2col);
+    observe_target_replace(HOOK_cuTensorMapReplaceAddress, (void *)hide_cuTensorMapReplaceAddress);
 }
 
 /* Launches: the addresses among their arguments, and where the layout of these is known from. */

@@ -298,7 +298,7 @@ def _try(kind, form, stock, arguments, by):
         kind.step(form, sides[1], gradients, *states[1], **{name: options[name] for name in kind.keywords})
         pairs += zip(theirs, gradients)  # which some of PyTorch's functions write
     pairs += [*zip(*sides), *((a, b) for mine, theirs in zip(*states) for a, b in zip(mine, theirs) if a is not None)]
-    return all(torch.equal(a.to(by), b) for a, b in pairs)
+    return all(torch.equal(a.to(b.device), b) for a, b in pairs)
 
 
 def _rounding_on_host(kind, form, stock, arguments):

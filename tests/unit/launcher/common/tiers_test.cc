@@ -114,6 +114,18 @@ TEST(Tiers, SlotsLinkAndTheRest) {
 }
 
 /* Of damaged files: every figure at its longest. */
+TEST(Tiers, StepsOnTheHost) {
+    device_figures figures = {};
+    Process p;
+    p.set(GAUGE_HOST_STEPS, 1200);
+    p.set(GAUGE_HOST_STEP_BYTES, 3 << 20);
+    p.set(GAUGE_HOST_STEP_WAITS, 1);
+    device_figures_add(&figures, p.counters.get());
+    EXPECT_EQ(lines_of(figures),
+              std::vector<std::string>{
+                  "steps on the host: 1,200 of a parameter, 3.0 MiB in all; streams waited 1 time"});
+}
+
 TEST(Tiers, LinesAreCut) {
     device_figures figures = {};
     Process p;
@@ -124,7 +136,7 @@ TEST(Tiers, LinesAreCut) {
     figures.link_rates[0] = figures.link_rates[1] = 1e300;
     for (const std::string &line : lines_of(figures))
         EXPECT_LT(line.size(), (size_t)DEVICE_LINE_MAX);
-    EXPECT_EQ(lines_of(figures).size(), 5u);
+    EXPECT_EQ(lines_of(figures).size(), 6u);
 }
 
 } // namespace
