@@ -92,9 +92,10 @@ def waits(parameters, region, moments, rate):
     return waited_at_end - waited, belady_seconds(uses, sizes, region, gaps, rate), end - begin - (waited_at_end - waited)
 
 
-def step(parameters, region, micro_steps, evaluates=False):
+def step(parameters, region, micro_steps, evaluates=False, on_host=False):
     """Bytes of one step by what they are for. Of a parameter whose gradient is on the host the gradient leaves once; what lies on
-    the host comes for the optimizer's step, and leaves if it has changed."""
+    the host comes for the optimizer's step, and leaves if it has changed. on_host: the processors step what they can, and parameters that
+    are on the device, but not their gradients and states, leave and come."""
     sizes = operands(parameters)
     forward = list(sizes)
     uses = (forward if evaluates else forward + forward[::-1]) * micro_steps
@@ -103,10 +104,13 @@ def step(parameters, region, micro_steps, evaluates=False):
         found["operands_in"] = (belady_bytes(uses * 9, sizes, region) - belady_bytes(uses, sizes, region)) // 8
     else:
         found["operands_in"] = belady_bytes(uses, sizes, region)
-        param = sum(p["bytes"] for p in parameters if p["param"])
         grad = sum(p["bytes"] for p in parameters if p["grad"])
-        states = sum(p["bytes"] * sum(p["states"]) for p in parameters)
-        found.update(parts_in=param + grad + states, parts_out=param + states, gradients_out=grad)
+        there = [p for p in parameters if on_host and p["grad"] and all(p["states"])]
+        lent = sum(p["bytes"] for p in there if not p["param"])
+        rest = [p for p in parameters if p not in there]
+        param = sum(p["bytes"] for p in rest if p["param"])
+        states = sum(p["bytes"] * sum(p["states"]) for p in rest)
+        found.update(parts_in=param + sum(p["bytes"] for p in rest if p["grad"]) + states + lent, parts_out=param + states + lent, gradients_out=grad)
     found["in"] = found["operands_in"] + found.get("parts_in", 0)
     found["out"] = found.get("parts_out", 0) + found.get("gradients_out", 0)
     return found

@@ -34,20 +34,26 @@ STATES = {"momentum": 1, "adamw": 2}
 PACES = {
     "compute allows": {"link_bandwidth": "2G", "latency": "blas:1000"},
     "the link is slow": {"link_bandwidth": "50M"},
+    # Three times the parameters take about half of what Python takes for a step: as 64 Ki tokens of a GPT of 350 million parameters over 25 GB/s.
+    "64 Ki tokens": {"link_bandwidth": "250M"},
 }
-TRAININGS = [("momentum", 1, "compute allows"), ("adamw", 1, "compute allows"), ("adamw", 2, "compute allows"), ("adamw", 1, "the link is slow")]
+TRAININGS = [("momentum", 1, "compute allows"), ("adamw", 1, "compute allows"), ("adamw", 2, "compute allows"), ("adamw", 1, "the link is slow"),
+             ("adamw", 1, "64 Ki tokens")]
+STEPS_WHERE = "host", "parts"  # CASTOR_DEVICE_STEP
+PARAMETERS_MOST = 3  # bytes over the link in a step that the processors do, in parameters: two in, one out
+HIDDEN = 1.1  # of the longer of compute and link a step may take
 WAYS = {"in": "to_device", "out": "to_host"}
 MOST = 1.05  # of the least bytes, to keep within
 IN_TIME = 0.9  # of the uses, where compute allows
 
 
-def train(args, optimizer, micro_steps, budget, pace, evaluates):
+def train(args, optimizer, micro_steps, budget, pace, evaluates, where):
     """(what train.py says, what Castor's report says of the device)"""
     with tempfile.TemporaryDirectory(prefix="castor-bench-") as folder:
         environment = simulated.environment(base=clean_environment({"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}), memory="8G", numbers=True, **pace)
         preload, path = environment.pop("LD_PRELOAD"), environment.get("PYTHONPATH")
         command = [CASTOR, "run", "--plugin", "gemini", "--log-dir", folder, "--set", f"CASTOR_DEVICE_BUDGET={budget}",
-                   *(word for option in args.set for word in ("--set", option)), "--",
+                   "--set", f"CASTOR_DEVICE_STEP={where}", "--",
                    "sh", "-c", 'export LD_PRELOAD="$LD_PRELOAD:$0" PYTHONPATH="$1:$PYTHONPATH"; shift; exec "$@"', preload, path,
                    args.python, os.path.join(HERE, "train.py"), str(args.layers), str(args.hidden), optimizer, str(micro_steps), str(STEPS)]
         command += ["--evaluate"] if evaluates else []
@@ -59,12 +65,12 @@ def train(args, optimizer, micro_steps, budget, pace, evaluates):
         return json.loads(done.stdout), json.loads(report.stdout)["ranks"][0]["device"]
 
 
-def case(args, optimizer, micro_steps, share, pace, evaluates=False):
+def case(args, optimizer, micro_steps, share, pace, evaluates, where):
     """A step's figures."""
     all_parameters = args.layers * (12 * args.hidden**2 + 13 * args.hidden) + (2 * 256 + 32 + 2) * args.hidden
     model = all_parameters * 4 * (1 if evaluates else 2 + STATES[optimizer])
     budget = int(model * share)
-    said, told = train(args, optimizer, micro_steps, budget, PACES[pace], evaluates)
+    said, told = train(args, optimizer, micro_steps, budget, PACES[pace], evaluates, where)
 
     def of_step(counts, key):
         return (counts[-1][key] - counts[WARM_UP][key]) / (STEPS - WARM_UP)
@@ -73,7 +79,7 @@ def case(args, optimizer, micro_steps, share, pace, evaluates=False):
     link = {way: round(of_step(said["link"], n)) for n, way in enumerate(WAYS)}
     whole = {way: {"castor": told["link"][key]["bytes"], "simulation": said["link"][-1][n]} for n, (way, key) in enumerate(WAYS.items())}
     region = said["slots"][-1]["region_bytes"]
-    at_least = least.step(said["parameters"], region, micro_steps, evaluates)
+    at_least = least.step(said["parameters"], region, micro_steps, evaluates, where == "host")
     on_host = {kind: sum(p["bytes"] for p in said["parameters"] if p[kind]) for kind in ("param", "grad")}
     on_host["states"] = sum(p["bytes"] * sum(p["states"]) for p in said["parameters"])
     after = range(WARM_UP, STEPS)
@@ -87,7 +93,7 @@ def case(args, optimizer, micro_steps, share, pace, evaluates=False):
     rate = int(bandwidth[:-1]) * {"G": 1 << 30, "M": 1 << 20}[bandwidth[-1]]
     of_steps = [least.waits(said["parameters"], region, said["moments"][k], rate) for k in after]
     waits = {f"{key}_seconds": sum(one[n] for one in of_steps) / len(of_steps) for n, key in enumerate(("castor", "belady", "compute"))}
-    row = {"name": name_of(optimizer, micro_steps, share, pace, evaluates), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
+    row = {"name": name_of(optimizer, micro_steps, share, pace, evaluates, where), "steps": where, "host_steps": told["host_steps"], "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
            "in_parameters": in_parameters, "waits": waits, "touched_bytes": said["touched"], "optimizer": optimizer, "micro_steps": micro_steps, "share": share, "pace": pace, "evaluates": evaluates, "model_bytes": model,
            "budget_bytes": budget, "region_bytes": region, "on_host_bytes": on_host, "link_bytes": link, "whole_run_bytes": whole,
            "least_bytes": at_least, "slots": slots, "losses": said["losses"], "step_seconds": said["seconds"]}
@@ -101,6 +107,14 @@ def wrong(row):
     for way in WAYS:
         if row["link_bytes"][way] > MOST * row["least_bytes"][way] and not row["evaluates"]:
             found.append(f"{way}: {row['link_bytes'][way]} bytes, and {row['least_bytes'][way]} at least")
+    if row["steps"] == "host" and not row["evaluates"]:
+        moved = sum(row["in_parameters"].values())
+        if row["micro_steps"] == 1 and row["share"] <= 0.25 and moved > MOST * PARAMETERS_MOST:
+            found.append(f"{moved:.2f} of the parameters passed the link")
+        if not row["host_steps"]["parameters"]:
+            found.append("the processors stepped nothing")
+        if row["pace"] == "64 Ki tokens" and row["waits"]["castor_seconds"] > (HIDDEN - 1) * row["waits"]["compute_seconds"]:
+            found.append(f"the device waited {row['waits']['castor_seconds'] / row['waits']['compute_seconds']:.2f} of its compute")
     uses, in_time = row["slots"]["uses"], row["slots"]["in_time"]
     if row["pace"] == "compute allows" and not row["evaluates"] and in_time < IN_TIME * uses:
         found.append(f"{in_time:.1f} of {uses:.0f} operands came in time")
@@ -109,14 +123,15 @@ def wrong(row):
 
 def cases(args):
     for share in map(float, args.shares.split(",")):
-        for optimizer, micro_steps, pace in TRAININGS:
-            yield optimizer, micro_steps, share, pace, False
-        yield "adamw", 1, share, "compute allows", True
+        for where in STEPS_WHERE:
+            for optimizer, micro_steps, pace in TRAININGS:
+                yield optimizer, micro_steps, share, pace, False, where
+        yield "adamw", 1, share, "compute allows", True, STEPS_WHERE[0]
 
 
-def name_of(optimizer, micro_steps, share, pace, evaluates):
+def name_of(optimizer, micro_steps, share, pace, evaluates, where):
     what = "evaluation" if evaluates else optimizer + (f", {micro_steps} micro-steps" if micro_steps > 1 else "")
-    return f"{what}, {share:g}, {pace}"
+    return f"{what}, {share:g}, {pace}" + (", in parts" if where == "parts" else "")
 
 
 def main():
@@ -125,7 +140,6 @@ def main():
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--shares", default="0.5,0.25,0.125", help="budgets, of the model data")
     parser.add_argument("--only", default="", help="cases with this in their names")
-    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="for every run")
     parser.add_argument("--python", default=os.environ.get("PYTHON", os.path.join(ROOT, ".venv", "bin", "python")))
     parser.add_argument("--check", action="store_true")
     parser.add_argument("-o", "--output")

@@ -42,7 +42,7 @@ typedef struct update_step {
 
 typedef struct updates_statistics {
     uint64_t updates, elements;
-    uint64_t waits; /* that streams were given */
+    uint64_t waits;   /* that streams were given */
     uint64_t busy_ns; /* of all threads */
 } updates_statistics;
 

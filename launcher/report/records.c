@@ -6,8 +6,8 @@
 #include "pipeline_passes.h"
 
 /* What is kept of a trace of any size: at most so many steps and backward passes (16 bytes each) of all processes. */
-#define STEPS_KEPT    4000000u
-#define ONE_CLOCK_NS  UINT64_C(1000000000)
+#define STEPS_KEPT   4000000u
+#define ONE_CLOCK_NS UINT64_C(1000000000)
 
 /* Processes of one host share CLOCK_MONOTONIC: they get one offset, so that their times compare exactly. A difference of
  * more than a second means another boot of a host with this name. */

@@ -98,7 +98,7 @@ static inline void operands_end(const operands *o) {
 #define BEGIN_DESCRIPTOR(descriptor, layout)
 
 /* What the call then touches at home. */
-#define AWAIT(entry) NAMED(AWAIT_, EACH_FLAT entry)
+#define AWAIT(entry)                         NAMED(AWAIT_, EACH_FLAT entry)
 #define AWAIT_READ(matrix, extent)           awaited((const void *)(matrix), extent, operands_.stream);
 #define AWAIT_BESIDE(matrix, other, extent)  awaited((const void *)(matrix), extent, operands_.stream);
 #define AWAIT_WRITE(matrix, extent)          awaited((const void *)(matrix), extent, operands_.stream);

@@ -32,7 +32,7 @@ typedef struct observe_facts {
     uint64_t source; /* of a copy; OBSERVE_ANYWHERE: the row does not say */
 } observe_facts;
 
-#define OBSERVE_ANYWHERE UINT64_MAX
+#define OBSERVE_ANYWHERE          UINT64_MAX
 #define OBSERVE_STREAM_PER_THREAD 2 /* stream 0 in the variants per thread: cudaStreamPerThread */
 
 typedef struct observe_thread_state {
@@ -100,7 +100,7 @@ static inline uint64_t observe_set_device(int device) {
  *   missing          the result where no real function exists
  *   default_stream   the meaning of stream 0 */
 #define OBSERVED(level, hides, result, missing, id, symbol, only_waits, writes, reads, parameters,           \
-                 arguments, facts_, default_stream)                                                                     \
+                 arguments, facts_, default_stream)                                                          \
     result wrap_##id parameters;                                                                             \
     HOOK_EXPORT extern __typeof__(wrap_##id) export_##id __asm__(symbol)                                     \
         __attribute__((alias("wrap_" #id)));                                                                 \
@@ -115,7 +115,7 @@ static inline uint64_t observe_set_device(int device) {
         }                                                                                                    \
         const bool gated_ = !((level)&OBSERVE_LIBRARIES) && !(only_waits) &&                                 \
                             !(inside_ & (OBSERVE_RUNTIME | OBSERVE_DRIVER));                                 \
-        if ((writes) != EFFECT_WRITES_NOTHING || (reads) != EFFECT_READS_NOTHING) {                                                             \
+        if ((writes) != EFFECT_WRITES_NOTHING || (reads) != EFFECT_READS_NOTHING) {                          \
             observe_announced_function announced_ = __atomic_load_n(&observe_announced, __ATOMIC_ACQUIRE);   \
             if (__builtin_expect(announced_ != NULL, 0)) {                                                   \
                 observe_facts coming_ = OBSERVE_FACTS facts_;                                                \

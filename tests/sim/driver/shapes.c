@@ -152,12 +152,14 @@ struct wait_value {
     uint64_t value;
     size_t bytes;
     unsigned flags;
+    int device; /* whose legacy stream waits; -1: another stream does */
 };
 
 /* Looks every 50 microseconds, as long as the address is there. */
 static CUresult run_wait_value(void *arguments) {
     const struct wait_value *wait = arguments;
     const struct timespec pause = {0, 50000};
+    int64_t begin_ns = sim_now_ns();
 
     for (;;) {
         uint64_t found = 0;
@@ -170,24 +172,34 @@ static CUresult run_wait_value(void *arguments) {
                     : (wait->flags & 3) == CU_STREAM_WAIT_VALUE_AND ? (found & wait->value) != 0
                     : (wait->flags & 3) == CU_STREAM_WAIT_VALUE_NOR ? ~(found | wait->value) != 0
                                                                     : ahead >= 0;
-        if (over)
+        if (over) {
+            if (wait->device >= 0)
+                sim_waited_add(wait->device, sim_now_ns() - begin_ns);
             return CUDA_SUCCESS;
+        }
         nanosleep(&pause, NULL);
     }
 }
 
-CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
-    struct wait_value wait = {(const void *)addr, value, sizeof value, flags};
+static CUresult wait_value(CUstream stream, CUdeviceptr address, uint64_t value, size_t bytes,
+                           unsigned flags) {
+    struct wait_value wait = {(const void *)address, value, bytes, flags, -1};
 
     ENTER();
-    return sim_stream_submit(HERE(stream), SIM_WAIT, run_wait_value, &wait, sizeof wait);
+    CUresult result = sim_stream_resolve(&stream);
+    if (result)
+        return result;
+    if (stream == stream->ctx->legacy)
+        wait.device = stream->ctx->device;
+    return sim_stream_submit(stream, SIM_WAIT, run_wait_value, &wait, sizeof wait);
+}
+
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
+    return wait_value(HERE(stream), addr, value, sizeof value, flags);
 }
 
 CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags) {
-    struct wait_value wait = {(const void *)addr, value, sizeof value, flags};
-
-    ENTER();
-    return sim_stream_submit(HERE(stream), SIM_WAIT, run_wait_value, &wait, sizeof wait);
+    return wait_value(HERE(stream), addr, value, sizeof value, flags);
 }
 
 /* ---- what has nothing to do ---- */

@@ -18,7 +18,8 @@ struct event_arguments {
     bool legacy; /* of a wait: the legacy stream waits */
 };
 
-static atomic_ullong waited_ns[SIM_DEVICES_MAX]; /* by legacy streams, for events of other streams */
+static atomic_ullong
+    waited_ns[SIM_DEVICES_MAX]; /* by legacy streams, for events of other streams and for values */
 
 static void event_drop(CUevent event) {
     if (atomic_fetch_sub(&event->references, 1) == 1) {
@@ -166,6 +167,10 @@ static CUresult run_record(void *arguments) {
     return CUDA_SUCCESS;
 }
 
+void sim_waited_add(int device, int64_t ns) {
+    atomic_fetch_add(&waited_ns[device], (unsigned long long)ns);
+}
+
 static CUresult run_wait(void *arguments) {
     struct event_arguments *wait = arguments;
     CUevent event = wait->event;
@@ -173,7 +178,7 @@ static CUresult run_wait(void *arguments) {
     int64_t begin_ns = sim_now_ns();
     await(event, wait->generation);
     if (wait->legacy)
-        atomic_fetch_add(&waited_ns[event->ctx->device], (unsigned long long)(sim_now_ns() - begin_ns));
+        sim_waited_add(event->ctx->device, sim_now_ns() - begin_ns);
     event_drop(event);
     return CUDA_SUCCESS;
 }

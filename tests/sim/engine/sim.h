@@ -291,8 +291,9 @@ CUresult sim_event_export(CUevent event, void *handle64) SIM_API;
 CUresult sim_event_open(const void *handle64, CUevent *event) SIM_API;
 CUresult sim_event_elapsed(float *milliseconds, CUevent start, CUevent end) SIM_API;
 CUresult sim_stream_wait_event(CUstream stream, CUevent event, unsigned flags) SIM_API;
-/* That a device's legacy streams have waited for events of other streams. */
+/* That a device's legacy streams have waited for events of other streams, and for values. */
 unsigned long long sim_waited_ns(int device) SIM_API;
+void sim_waited_add(int device, int64_t ns) SIM_API;
 int64_t sim_now_ns(void) SIM_API;
 
 /* ---- the link between a device and the host ---- */
