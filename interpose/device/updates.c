@@ -253,14 +253,6 @@ static castor_status counters_try(updates *u) {
     return status;
 }
 
-static void unmap_all(updates *u) {
-    if (u->numbers)
-        munmap(u->numbers, homes_units(u->homes) * sizeof *u->numbers);
-    if (u->ring)
-        munmap(u->ring, UPDATES_MAX * sizeof *u->ring);
-    munmap(u, sizeof *u);
-}
-
 castor_status updates_create(updates **out, homes *h, const device_driver *driver, int device) {
     uintptr_t counters = 0;
     if (!homes_are_fixed(h) && !driver->host_is_reached(driver->context, device))
@@ -288,11 +280,9 @@ castor_status updates_create(updates **out, homes *h, const device_driver *drive
         u->reached = u->done + COUNTER_DISTANCE;
         *u->done = *u->reached = 0;
         status = counters_try(u);
-        if (status)
-            driver->host_end(driver->context, device, u->block);
     }
     if (status) {
-        unmap_all(u);
+        updates_destroy(u);
         return status;
     }
     remember(u);
@@ -302,13 +292,19 @@ castor_status updates_create(updates **out, homes *h, const device_driver *drive
 
 void updates_destroy(updates *u) {
     forget(u);
-    stop(u);
-    pthread_mutex_lock(&u->lock);
-    while (u->alive)
-        pthread_cond_wait(&u->progress, &u->lock);
-    pthread_mutex_unlock(&u->lock);
-    u->driver.host_end(u->driver.context, u->device, u->block);
-    unmap_all(u);
+    if (u->done) {
+        stop(u);
+        pthread_mutex_lock(&u->lock);
+        while (u->alive)
+            pthread_cond_wait(&u->progress, &u->lock);
+        pthread_mutex_unlock(&u->lock);
+        u->driver.host_end(u->driver.context, u->device, u->block);
+    }
+    if (u->numbers)
+        munmap(u->numbers, homes_units(u->homes) * sizeof *u->numbers);
+    if (u->ring)
+        munmap(u->ring, UPDATES_MAX * sizeof *u->ring);
+    munmap(u, sizeof *u);
 }
 
 /* Locked. Until as many numbers are free. */

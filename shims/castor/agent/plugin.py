@@ -9,7 +9,7 @@ from .common import store, traced
 from .device import activations, adoption, casts, choice, passes, step_parts
 from .device_ranks import buckets
 from .nodes import remote
-from .optim import clipping, steps, swapping
+from .optim import clipping, on_host, steps, swapping
 from .precision import checkpoints, loss_scale, masters
 from .process import compiler, events, failures, leaving, strays
 from .nproc import alone, draws, job
@@ -47,6 +47,7 @@ def install():
     if torch.version.cuda:
         adoption.install()
         step_parts.install()
+        on_host.install()
         casts.install()
         passes.install()
         buckets.install()

@@ -1,4 +1,4 @@
-"""Optimizer steps of what lies on the host: in parts, in copies on the device, where the processors do not step it (step_on_host.py).
+"""Optimizer steps of what lies on the host: in parts, in copies on the device, where the processors do not step it (optim/on_host.py).
 
 The script's own optimizer runs once for each part, on copies of its parameters, gradients and states, while the next part comes and
 the last one goes on streams of their own. The results have the bits of one whole step, since the optimizer treats each parameter on its
@@ -14,8 +14,9 @@ from .. import core, patching, replaced
 from ..common import store, tensors
 from ..common.parts import divide_by_device
 from ..precision import masters
-from . import adoption, homes, shortage, step_common, step_on_host
+from . import adoption, homes, shortage, step_common
 
+by_processors = None  # of optim/on_host.py: has the processors step what they can of the pairs; gives these, and what `run` returned
 _states_seen = weakref.WeakKeyDictionary()  # optimizer: how many parameters had states after its last step in parts
 
 
@@ -48,7 +49,7 @@ def step(optimizer, run, divisible):
     with _form_of_all(optimizer), step_common.hidden(pairs), _stepping():
         done = []
         if divisible and not getattr(step_common.thread, "target", None):
-            done, result = step_on_host.step(optimizer, here, run)
+            done, result = by_processors(optimizer, here, run)
         taken = {id(p) for p, _ in done}
         parts = _parts(optimizer, [(p, grad) for p, grad in here if id(p) not in taken], divisible)
         taken = {id(p) for p, _ in here}

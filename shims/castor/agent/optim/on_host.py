@@ -1,7 +1,7 @@
 """Optimizer steps by the processors, of parameters whose gradients and states are on the host (CASTOR_DEVICE_STEP).
 
 The script's own optimizer runs as ever; in place of PyTorch's function for a device the kernels for the CPU step its tensors where they lie,
-with the bits of that function (optim/kernels.py), and behind the script's back (interpose/device/updates.h). A parameter that is on the
+with the bits of that function (kernels.py), and behind the script's back (interpose/device/updates.h). A parameter that is on the
 device itself lends its values: they go to the host before, and come back after."""
 import ctypes
 import functools
@@ -11,9 +11,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core
 from ..common import tensors
-from ..optim import kernels
+from ..device import homes, step_common, step_parts
 from ..precision import masters
-from . import homes, step_common
+from . import kernels
 
 _copies = WeakTensorKeyDictionary()  # parameter on the device: its copy on the host
 
@@ -124,3 +124,7 @@ def _enqueue(device, lent, name, numbers, ranges):
             r.param = lent.pop(r.param).data_ptr()
     ranges = (core.StepRange * count)(*(ranges[i] for i in sorted(range(count), key=next_uses.__getitem__)))
     getattr(core, f"device_{name}")(device.index, device.comes.cuda_stream, ctypes.byref(numbers), ranges, count, torch.get_num_threads())
+
+
+def install():
+    step_parts.by_processors = step
