@@ -1,6 +1,7 @@
 /* The exported functions about steps on the host, of tensors that a device has: thin, over device/updates.h. */
 #include "castor.h"
 
+#include <dlfcn.h>
 #include <string.h>
 #include "base/error.h"
 #include "device/devices.h"
@@ -33,7 +34,7 @@ static castor_status check_homes(int device, const castor_step *step, const cast
 
 /* What copies into slots still read comes before, and the slots hold what was. Where the device keeps an address of a home, kernels read
  * there that nobody sees: then the host waits. */
-static castor_status update(int device, uint64_t stream, const update_step *step,
+static castor_status update(int device, uint64_t stream, const update_step *step, uint64_t late,
                             const castor_step_range *ranges, uint32_t count, int threads) {
     updates *u = NULL;
     castor_status status = devices_updates_make(device, &u);
@@ -49,7 +50,7 @@ static castor_status update(int device, uint64_t stream, const update_step *step
     if (!status)
         status = slots_copies_join(s, stream);
     if (!status)
-        status = updates_add(u, step, (const kernel_range *)ranges, count, threads, stream);
+        status = updates_add(u, step, (const kernel_range *)ranges, count, late, threads, stream);
     for (uint32_t i = 0; i < count && !status; i++) {
         slots_written(s, (uintptr_t)ranges[i].param, ranges[i].count * sizeof(float), stream);
         kept |= slots_keep(s, (uintptr_t)ranges[i].param) || slots_keep(s, (uintptr_t)ranges[i].grad);
@@ -67,11 +68,21 @@ static update_step update_of(update_kind kind) {
 }
 
 castor_status castor_device_adam(int device, uint64_t stream, const castor_adam *adam,
-                                 const castor_step_range *ranges, uint32_t count, int threads) {
+                                 const castor_late *late, const castor_step_range *ranges, uint32_t count,
+                                 int threads) {
     castor_status status = optimizer_check_adam(adam, ranges, count);
     update_step step = update_of(UPDATE_ADAM);
     memcpy(&step.numbers.adam, adam, sizeof *adam);
-    return status ? status : update(device, stream, &step, ranges, count, threads);
+    if (late) {
+        step.late = late->counted ? UPDATE_COUNTED : UPDATE_LATE;
+        step.lr = late->lr;
+        step.beta1 = late->beta1;
+        step.beta2 = late->beta2;
+        step.power = (double (*)(double, double))dlsym(RTLD_DEFAULT, "pow"); /* Python has it */
+        if (!step.power)
+            return error_set(CASTOR_ERR_UNSUPPORTED, "optimizer step: there is no pow in this process");
+    }
+    return status ? status : update(device, stream, &step, late ? late->numbers : 0, ranges, count, threads);
 }
 
 castor_status castor_device_sgd(int device, uint64_t stream, const castor_sgd *sgd,
@@ -79,7 +90,7 @@ castor_status castor_device_sgd(int device, uint64_t stream, const castor_sgd *s
     castor_status status = optimizer_check_sgd(sgd, ranges, count);
     update_step step = update_of(UPDATE_SGD);
     memcpy(&step.numbers.sgd, sgd, sizeof *sgd);
-    return status ? status : update(device, stream, &step, ranges, count, threads);
+    return status ? status : update(device, stream, &step, 0, ranges, count, threads);
 }
 
 castor_status castor_device_updates(int device) {

@@ -17,7 +17,7 @@ EQUAL(CASTOR_DTYPE_F32, KERNEL_F32);
 EQUAL(CASTOR_DTYPE_F16, KERNEL_F16);
 EQUAL(CASTOR_DTYPE_BF16, KERNEL_BF16);
 EQUAL(CASTOR_DECAY_DECOUPLED, KERNEL_DECAY_DECOUPLED);
-EQUAL(CASTOR_ROUNDS_AS_CUDA_SINGLE, KERNEL_ROUNDS_AS_CUDA_SINGLE);
+EQUAL(CASTOR_ROUNDS_AS_CUDA_FUSED, KERNEL_ROUNDS_AS_CUDA_FUSED);
 
 #define TORCH_CPU "libtorch_cpu.so"
 
@@ -96,7 +96,7 @@ static castor_status check_step(const castor_step *step) {
                          "optimizer step: parameters of type %d and gradients of type %d; expected float "
                          "(0), half (2) or bfloat16 (3)",
                          step->param_dtype, step->grad_dtype);
-    if (step->rounding < 0 || step->rounding > KERNEL_ROUNDS_AS_CUDA_SINGLE)
+    if (step->rounding < 0 || step->rounding > KERNEL_ROUNDS_AS_CUDA_FUSED)
         return error_set(CASTOR_ERR_ARGUMENT, "optimizer step: there is no rounding of kind %d",
                          step->rounding);
     if (step->rounding >= KERNEL_ROUNDS_AS_CUDA &&

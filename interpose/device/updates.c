@@ -17,6 +17,7 @@
 #define SETTLE_NS        UINT64_C(60000000000)
 #define THREADS_MAX      256
 #define COUNTER_DISTANCE 16 /* in numbers: each has cache lines of its own */
+#define COUNTERS_BYTES   (2 * COUNTER_DISTANCE * sizeof(uint64_t))
 
 typedef struct update {
     update_step step;
@@ -42,6 +43,7 @@ struct updates {
         taken; /* the numbers of the last update added; of the last one with no element left to begin */
     uint64_t batches;
     volatile uint64_t *reached, *done; /* counters: of batches, that streams write; of updates */
+    double (*late)[2];                 /* by number, as the ring; streams write them */
     update *ring;                      /* by number, modulo UPDATES_MAX */
     updates_statistics statistics;
     uint64_t block; /* the counters' */
@@ -86,11 +88,22 @@ static kernel_range piece_of(const update *one, size_t begin, size_t count) {
     return some;
 }
 
-static void run(const update_step *step, const kernel_range *range) {
+/* The numbers of a step whose count the device has, as PyTorch's function for the CPU has them. */
+static void count_adam(kernel_adam *adam, const update_step *step, double count) {
+    adam->root_divisor = __builtin_sqrt(1 - step->power(step->beta2, count));
+    adam->negative_step = -(step->lr / (1 - step->power(step->beta1, count)));
+}
+
+static void run(const update_step *step, const double late[2], const kernel_range *range) {
     kernel_host host = {.threads = 1, .roots = step->has_roots ? &step->roots : NULL};
+    kernel_adam adam = step->numbers.adam;
+    if (step->late == UPDATE_LATE)
+        adam.root_divisor = late[0], adam.negative_step = late[1];
+    else if (step->late == UPDATE_COUNTED)
+        count_adam(&adam, step, late[0]);
     switch (step->kind) {
     case UPDATE_ADAM:
-        kernel_adam_step(&step->numbers.adam, range, 1, &host);
+        kernel_adam_step(&adam, range, 1, &host);
         break;
     case UPDATE_SGD:
         kernel_sgd_step(&step->numbers.sgd, range, 1, &host);
@@ -147,6 +160,7 @@ static void *worker(void *u_) {
             wait_for_work(u);
             continue;
         }
+        const double *of_next = u->late[(u->taken + 1) % UPDATES_MAX];
         size_t begin = next->begun, left = next->range.count - begin;
         size_t count = left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS;
         next->begun += count;
@@ -157,7 +171,7 @@ static void *worker(void *u_) {
         uint64_t from = now(u);
         late(u, from ^ begin);
         kernel_range piece = piece_of(next, begin, count);
-        run(&next->step, &piece);
+        run(&next->step, of_next, &piece);
         uint64_t ns = now(u) - from;
 
         pthread_mutex_lock(&u->lock);
@@ -253,6 +267,11 @@ static castor_status counters_try(updates *u) {
     return status;
 }
 
+static size_t block_bytes(const device_driver *driver, int device) {
+    size_t unit = driver->granularity(driver->context, device);
+    return (COUNTERS_BYTES + UPDATES_MAX * sizeof(double[2]) + unit - 1) / unit * unit;
+}
+
 castor_status updates_create(updates **out, homes *h, const device_driver *driver, int device) {
     uintptr_t counters = 0;
     if (!homes_are_fixed(h) && !driver->host_is_reached(driver->context, device))
@@ -273,11 +292,12 @@ castor_status updates_create(updates **out, homes *h, const device_driver *drive
     if (!u->numbers || !u->ring)
         status = error_set(CASTOR_ERR_MEMORY, "there is no memory for steps on the host");
     if (!status)
-        status = driver->host_make(driver->context, device, driver->granularity(driver->context, device),
-                                   &counters, &u->block);
+        status =
+            driver->host_make(driver->context, device, block_bytes(driver, device), &counters, &u->block);
     if (!status) {
         u->done = (volatile uint64_t *)counters;
         u->reached = u->done + COUNTER_DISTANCE;
+        u->late = (double(*)[2])(counters + COUNTERS_BYTES);
         *u->done = *u->reached = 0;
         status = counters_try(u);
     }
@@ -333,6 +353,19 @@ static void number_set(updates *u, uintptr_t address, size_t bytes, uint64_t num
     }
 }
 
+/* What the updates that come are to know, from the device. */
+static castor_status late_copy(updates *u, uintptr_t late, uint32_t count, uint64_t stream) {
+    const device_driver *d = &u->driver;
+    castor_status status = CASTOR_OK;
+    for (uint32_t at = 0, some; at < count && !status; at += some) {
+        uint64_t place = (u->added + 1 + at) % UPDATES_MAX;
+        some = count - at < UPDATES_MAX - place ? count - at : (uint32_t)(UPDATES_MAX - place);
+        status = d->copy_enqueue(d->context, u->device, (uintptr_t)u->late[place],
+                                 late + at * sizeof *u->late, some * sizeof *u->late, stream);
+    }
+    return status;
+}
+
 static void update_add(updates *u, const update_step *step, const kernel_range *range, uint64_t first) {
     update *one = update_at(u, ++u->added);
     *one = (update){.step = *step, .range = *range, .ready = u->batches, .first = first};
@@ -345,7 +378,7 @@ static void update_add(updates *u, const update_step *step, const kernel_range *
 }
 
 castor_status updates_add(updates *u, const update_step *step, const kernel_range *ranges, uint32_t count,
-                          int threads, uint64_t stream) {
+                          uintptr_t late, int threads, uint64_t stream) {
     const device_driver *d = &u->driver;
     castor_status status = CASTOR_OK;
     pthread_mutex_lock(&u->lock);
@@ -356,6 +389,8 @@ castor_status updates_add(updates *u, const update_step *step, const kernel_rang
         status = room_wait(u, some);
         if (!status && u->batches) /* another stream may be to write the number before */
             status = d->value_wait(d->context, u->device, (uintptr_t)u->reached, u->batches, stream);
+        if (!status && late)
+            status = late_copy(u, late + at * sizeof *u->late, some, stream);
         if (!status)
             status = d->value_write(d->context, u->device, (uintptr_t)u->reached, u->batches + 1, stream);
         if (status)

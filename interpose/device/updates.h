@@ -28,6 +28,10 @@ typedef struct updates updates;
 
 typedef enum update_kind { UPDATE_ADAM, UPDATE_SGD } update_kind;
 
+/* What the device alone knows when the updates are added, two doubles for each: nothing; Adam's root_divisor and negative_step; or the
+ * count of steps, twice, of which the processors make these. */
+typedef enum update_late { UPDATE_KNOWN, UPDATE_LATE, UPDATE_COUNTED } update_late;
+
 /* What all updates of a batch share. */
 typedef struct update_step {
     update_kind kind;
@@ -38,6 +42,9 @@ typedef struct update_step {
     } numbers;
     kernel_roots roots;
     bool has_roots; /* else the processor's (kernel_host) */
+    update_late late;
+    double lr, beta1, beta2; /* UPDATE_COUNTED; power: libm's pow */
+    double (*power)(double, double);
 } update_step;
 
 typedef struct updates_statistics {
@@ -53,10 +60,10 @@ castor_status updates_create(updates **out, homes *h, const device_driver *drive
 void updates_destroy(updates *u);
 
 /* The ranges lie in homes on the host; what is enqueued in `stream` up to now comes before. `threads`: how many of the processors do it;
- * the first call's counts. An error: the step was not
+ * the first call's counts. `late`: where on the device the doubles are that the step waits for, in the order of the ranges. An error: the step was not
  * added, or not all of it, if there are more than UPDATES_MAX / 2 ranges. */
 castor_status updates_add(updates *u, const update_step *step, const kernel_range *ranges, uint32_t count,
-                          int threads, uint64_t stream);
+                          uintptr_t late, int threads, uint64_t stream);
 
 /* How many are not over, of all devices. Atomic. */
 extern uint32_t updates_open;

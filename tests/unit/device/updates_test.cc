@@ -36,7 +36,7 @@ void run_touch(void *argument) {
 class UpdatesTest : public HomesTest {
   protected:
     void make_updates(uint64_t seed = 1) {
-        make(4 * HOMES, HOMES, 8 * HOMES, 0, seed);
+        make(4 * HOMES, HOMES, 8 * HOMES + 80, 0, seed); // the counters take 66 units
         for (uint64_t i = 0; i < HOMES; i++) {
             home made;
             ASSERT_EQ(home_create(h, CHUNK_PARAM, UNIT, &made), CASTOR_OK);
@@ -94,7 +94,7 @@ class UpdatesTest : public HomesTest {
         for (uint64_t param : params)
             ranges.push_back(range_of(param));
         const update_step step = step_of(lr);
-        return updates_add(u, &step, ranges.data(), uint32_t(ranges.size()), threads, stream);
+        return updates_add(u, &step, ranges.data(), uint32_t(ranges.size()), 0, threads, stream);
     }
     // Enqueues an operation that reads, or writes, memory of a home, as a hook would see it.
     void enqueue(uint64_t home, uint64_t stream, float value, bool writes) {
@@ -184,14 +184,18 @@ TEST_F(UpdatesTest, AFailureAddsNothingAndLosesNoWait) {
     EXPECT_EQ(add({0}, 1), CASTOR_ERR_SYSTEM);
     EXPECT_FALSE(updates_matter());
     ASSERT_EQ(add({0}, 1), CASTOR_OK);
-    device_runs();
     fake_device_fail(fake, fake_device_calls(fake) + 1, false);
+    std::thread later([this] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        device_runs();
+    });
     updates_wait(u, reinterpret_cast<uintptr_t>(at[0]), 0, 0, 2); // the host waits
+    later.join();
     EXPECT_EQ(at[0][0], -1);
 }
 
 TEST_F(UpdatesTest, AStreamThatCannotWaitIsRefused) {
-    make(4, 1, 8, 0);
+    make(4, 1, 100, 0);
     fake_device_fail(fake, fake_device_calls(fake) + 3, false); // memory, a stream, the value
     updates *made = nullptr;
     EXPECT_EQ(updates_create(&made, h, &driver, 0), CASTOR_ERR_SYSTEM);

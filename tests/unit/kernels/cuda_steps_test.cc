@@ -545,14 +545,16 @@ TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
     std::mt19937 random(7);
     constexpr size_t count = 1029;
     for (int round = 0; round < 200; round++) {
-        const bool single = random() % 2, amsgrad = random() % 2, maximize = random() % 2;
+        const int form = int(random() % 3);
+        const bool single = form == CUDA_SINGLE, fused = form == CUDA_FUSED;
+        const bool amsgrad = random() % 2, maximize = random() % 2;
         const double beta1 = random() % 3 ? 0.9 : 0.3, beta2 = random() % 4 ? 0.999 : 0.0;
         const double divisor = std::sqrt(1 - std::pow(beta2, 1 + random() % 50)),
                      lr = random() % 4 ? 1e-3 : 1.0;
         const auto kind = kernel_decay(random() % KERNEL_DECAY_COUNT);
-        const double decay = kind == KERNEL_DECAY_DECOUPLED ? 1 - lr * 0.01
-                             : kind == KERNEL_DECAY_NONE    ? 0
-                                                            : 0.01;
+        double decay = kind == KERNEL_DECAY_NONE ? 0 : 0.01;
+        if (kind == KERNEL_DECAY_DECOUPLED)
+            decay = fused ? double(float(lr)) * double(0.01f) : 1 - lr * 0.01;
         Tensors mine({count}, unsigned(round));
         for (auto *each : {&mine.param[0], &mine.grad[0], &mine.mean[0]})
             for (float &value : *each)
@@ -565,8 +567,10 @@ TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
         step.step.inv_scale = step.step.clip = 1;
         step.step.maximize = maximize;
         step.step.variation = amsgrad;
-        step.step.rounding = single ? KERNEL_ROUNDS_AS_CUDA_SINGLE : KERNEL_ROUNDS_AS_CUDA;
-        step.mean_weight = 1 - beta1;
+        step.step.rounding = single  ? KERNEL_ROUNDS_AS_CUDA_SINGLE
+                             : fused ? KERNEL_ROUNDS_AS_CUDA_FUSED
+                                     : KERNEL_ROUNDS_AS_CUDA;
+        step.mean_weight = fused ? beta1 : 1 - beta1;
         step.square_keep = beta2;
         step.square_weight = 1 - beta2;
         step.root_divisor = single ? 1 / divisor : divisor;
@@ -579,12 +583,12 @@ TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
                                     0,
                                     count,
                                     count};
-        kernel_adam_step(&step, &range, 1, nullptr);
-
         cuda_adam packed = {};
-        packed.step.mode = single ? CUDA_SINGLE : CUDA_FOREACH;
+        packed.step.mode = form;
         packed.step.decay_kind = kind;
         packed.step.decay = float(decay);
+        packed.step.lr = lr;
+        packed.step.weight_decay = kind == KERNEL_DECAY_NONE ? 0 : 0.01;
         packed.step.inv_scale = packed.step.clip = 1;
         packed.step.maximize = maximize;
         packed.step.variation = amsgrad;
@@ -594,7 +598,14 @@ TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
         cuda_step_tensor tensor = {};
         tensor.root_scale = float(single ? 1 / divisor : divisor);
         tensor.negative_step = float(-lr);
+        const float steps = float(1 + random() % 50);
+        tensor.step = &steps;
         const cuda_adam_numbers use = cuda_adam_prepare(&packed, &tensor);
+        if (fused) { // as the device has them
+            step.root_divisor = use.root_scale;
+            step.negative_step = -use.step_size;
+        }
+        kernel_adam_step(&step, &range, 1, nullptr);
         for (size_t i = 0; i < count; i++) {
             float stored;
             const float param =

@@ -36,6 +36,7 @@ KIND_OF_STATE = {"max_exp_avg_sqs": "amsgrad", "momentum_buffer_list": "momentum
 
 _chosen = "auto"
 _equal = {}  # (PyTorch's function, options): whether the bits were the same
+_ROUNDINGS = {"multi_tensor": core.ROUNDS_AS_CUDA, "single_tensor": core.ROUNDS_AS_CUDA_SINGLE, "fused": core.ROUNDS_AS_CUDA_FUSED}
 _roundings = {}  # the same on the host: the rounding that gave them, or None
 _told = set()  # PyTorch's functions that stay, and of which the log says so
 
@@ -44,7 +45,7 @@ class _Asked(threading.local):
     """The arguments of `publishing` and `on_host`, for the steps of this thread."""
 
     factor, working = 1.0, {}
-    run, rounding = None, None  # run(name of the kernel, its numbers, ranges) in place of the kernel
+    run, rounding = None, None  # run(name of the kernel, its numbers, ranges[, castor_late, its numbers]) in place of the kernel
 
 
 _asked = _Asked()
@@ -175,6 +176,9 @@ def _adam(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_ste
     states = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if amsgrad else (exp_avgs, exp_avg_sqs)
     _widen_states(states)
     torch._foreach_add_(state_steps, 1)
+    if state_steps[0].is_cuda:
+        _adam_counted(params, grads, states, state_steps, amsgrad, beta1, beta2, lr, weight_decay, eps, maximize, kind)
+        return
     for (param_dtype, grad_dtype, t), here in _alike(params, grads, [t.item() for t in state_steps]):
         step = _step(fused, param_dtype, grad_dtype, kind, decay, maximize, amsgrad)
         divisor = root(1 - beta2**t)
@@ -184,12 +188,38 @@ def _adam(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_ste
     _changed(fused, params, *states)
 
 
+def _adam_counted(params, grads, states, state_steps, amsgrad, beta1, beta2, lr, weight_decay, eps, maximize, kind):
+    """A fused step of a device's parameters, on the host. How many steps there were the device knows, and it makes the powers; nobody waits."""
+    as_cuda = _asked.rounding == core.ROUNDS_AS_CUDA_FUSED
+    decay = 1 - lr * weight_decay if kind == DECOUPLED else weight_decay
+    if as_cuda and kind == DECOUPLED:
+        decay = ctypes.c_float(lr).value * ctypes.c_float(weight_decay).value
+    step = _step(not as_cuda, torch.float32, torch.float32, kind, decay, maximize, amsgrad)
+    numbers = core.Adam(step, beta1 if as_cuda else 1 - beta1, beta2, 1 - beta2, 1.0, eps, 0.0)
+
+    def late():
+        counts = torch.stack(state_steps).reshape(len(params))
+        if not as_cuda:
+            return torch.stack([counts, counts], 1).double()
+        unbiased = [1 - torch.pow(torch.full_like(counts, beta), counts) for beta in (beta1, beta2)]
+        return torch.stack([unbiased[1].sqrt(), -(torch.full_like(counts, lr) / unbiased[0])], 1).double()
+
+    ranges = _ranges(range(len(params)), params, grads, states)
+    if _asked.run:
+        _asked.run("adam", numbers, ranges, core.Late(0, lr, beta1, beta2, not as_cuda, 0), late)
+        return
+    for one, (root, size) in zip(ranges, late().tolist()):
+        numbers.root_divisor, numbers.negative_step = (root, size) if as_cuda else (math.sqrt(1 - beta2**root), -(lr / (1 - beta1**root)))
+        core.optimizer_adam(ctypes.byref(numbers), (core.StepRange * 1)(one), 1, 1)
+
+
 def _adam_can(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, grad_scale, found_inf, amsgrad, has_complex,
               beta1, beta2, lr, weight_decay, eps, capturable, differentiable, **more):
     numbers = all(type(x) in (float, int) for x in (beta1, beta2, lr, weight_decay, eps))
     plain = numbers and grad_scale is None and found_inf is None and not (has_complex or capturable or differentiable)
     states = (max_exp_avg_sqs,) if amsgrad else ()
-    return plain and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in state_steps) and _fits(
+    counted_on = params[0].device if form == "fused" else torch.device("cpu")
+    return plain and all(t.dtype is torch.float32 and t.device == counted_on for t in state_steps) and _fits(
         params, grads, exp_avgs, exp_avg_sqs, *states)
 
 
@@ -308,7 +338,7 @@ def _rounding_on_host(kind, form, stock, arguments):
     if key not in _roundings:
         run, _asked.run = _asked.run, None
         try:
-            for _asked.rounding in (core.ROUNDS_AS_CUDA_SINGLE if form == "single_tensor" else core.ROUNDS_AS_CUDA, _rounding()):
+            for _asked.rounding in (_ROUNDINGS[form], _rounding()):
                 if _try(kind, form, stock, arguments, torch.device("cpu")):
                     break
             else:
@@ -337,7 +367,7 @@ def _step_on_host(kind, form, stock, arguments):
 
 
 def _can_on_host(kind, form, arguments):
-    plain = form != "fused" and _chosen != "native" and not _asked.working and _asked.factor == 1.0
+    plain = (form != "fused" or kind.name == "adam") and _chosen != "native" and not _asked.working and _asked.factor == 1.0
     if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return False
     return _are_apart(arguments["params"]) and all(t is not None and t.dtype is torch.float32 for t in _written(kind, arguments))

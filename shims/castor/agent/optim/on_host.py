@@ -114,16 +114,27 @@ def _copy_of(p):
     return copy
 
 
-def _enqueue(device, lent, name, numbers, ranges):
-    """In the order in which the next pass comes to the parameters."""
-    count = len(ranges)
+def _enqueue(device, lent, name, numbers, ranges, late=None, late_numbers=None):
+    """In the order in which the next pass comes to the parameters. late_numbers(): of castor_late, a row for each range."""
+    count, comes = len(ranges), device.comes
     next_uses = (ctypes.c_uint64 * count)()
     core.slots_next_uses(device.index, (ctypes.c_uint64 * count)(*(r.param for r in ranges)), count, next_uses)
     for r in ranges:
         if r.param in lent:
             r.param = lent.pop(r.param).data_ptr()
-    ranges = (core.StepRange * count)(*(ranges[i] for i in sorted(range(count), key=next_uses.__getitem__)))
-    getattr(core, f"device_{name}")(device.index, device.comes.cuda_stream, ctypes.byref(numbers), ranges, count, torch.get_num_threads())
+    order = sorted(range(count), key=next_uses.__getitem__)
+    ranges = (core.StepRange * count)(*(ranges[i] for i in order))
+    if name == "sgd":
+        core.device_sgd(device.index, comes.cuda_stream, ctypes.byref(numbers), ranges, count, torch.get_num_threads())
+        return
+    kept = None
+    if late is not None:
+        comes.wait_stream(torch.cuda.current_stream(device.index))
+        with torch.cuda.stream(comes):
+            kept = late_numbers()[torch.tensor(order, device="cpu").to(torch.device("cuda", device.index), non_blocking=True)].contiguous()
+        late.numbers = kept.data_ptr()
+    core.device_adam(device.index, comes.cuda_stream, ctypes.byref(numbers), None if late is None else ctypes.byref(late), ranges, count,
+                     torch.get_num_threads())
 
 
 def install():
