@@ -34,9 +34,9 @@ typedef enum kernel_decay {
 /* How a sum of a product is rounded, and in which order the operations come. What is rounded as PyTorch's kernels for CUDA do it is of float
  * parameters and gradients, and without the tails of `fused`; kernels/cuda/step_math.h is the same for one element. */
 typedef enum kernel_rounding {
-    KERNEL_ROUNDS_ONCE,          /* a * b + c */
-    KERNEL_ROUNDS_TWICE,         /* the product as well, as on x86 without FMA */
-    KERNEL_ROUNDS_AS_CUDA,       /* foreach */
+    KERNEL_ROUNDS_ONCE,           /* a * b + c */
+    KERNEL_ROUNDS_TWICE,          /* the product as well, as on x86 without FMA */
+    KERNEL_ROUNDS_AS_CUDA,        /* foreach */
     KERNEL_ROUNDS_AS_CUDA_SINGLE, /* its loops over tensors: `root_divisor` is the inverse, and multiplied by */
     KERNEL_ROUNDS_AS_CUDA_FUSED   /* Adam: `mean_weight` is beta1, and decoupled decay lr * weight_decay */
 } kernel_rounding;

@@ -17,7 +17,7 @@
 #define SETTLE_NS        UINT64_C(60000000000)
 #define THREADS_MAX      256
 #define COUNTER_DISTANCE 16 /* in numbers: each has cache lines of its own */
-#define COUNTERS_BYTES   (2 * COUNTER_DISTANCE * sizeof(uint64_t))
+#define COUNTERS_BYTES   (sizeof(uint64_t) * 2 * COUNTER_DISTANCE)
 
 typedef struct update {
     update_step step;
