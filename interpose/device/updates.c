@@ -28,6 +28,8 @@ typedef struct update {
 } update;
 
 struct updates {
+    pthread_mutex_t
+        adding; /* the outer one: the driver may wait for a stream that waits for the threads, so they need nothing of it */
     pthread_mutex_t lock;
     pthread_cond_t work, progress; /* something was added; something is over */
     device_driver driver;
@@ -283,6 +285,7 @@ castor_status updates_create(updates **out, homes *h, const device_driver *drive
     u->driver = *driver;
     u->device = device;
     u->homes = h;
+    pthread_mutex_init(&u->adding, NULL);
     pthread_mutex_init(&u->lock, NULL);
     pthread_cond_init(&u->work, NULL);
     pthread_cond_init(&u->progress, NULL);
@@ -377,34 +380,50 @@ static void update_add(updates *u, const update_step *step, const kernel_range *
             number_set(u, (uintptr_t)range->states[i], bytes, u->added);
 }
 
-castor_status updates_add(updates *u, const update_step *step, const kernel_range *ranges, uint32_t count,
-                          uintptr_t late, int threads, uint64_t stream) {
+/* Enqueues what the next batch waits for. */
+static castor_status batch_announce(updates *u, uintptr_t late, uint32_t count, uint64_t stream) {
     const device_driver *d = &u->driver;
     castor_status status = CASTOR_OK;
-    pthread_mutex_lock(&u->lock);
-    if (!u->threads)
-        status = threads_start(u, threads);
+    if (u->batches) /* another stream may be to write the number before */
+        status = d->value_wait(d->context, u->device, (uintptr_t)u->reached, u->batches, stream);
+    if (!status && late)
+        status = late_copy(u, late, count, stream);
+    return status ? status
+                  : d->value_write(d->context, u->device, (uintptr_t)u->reached, u->batches + 1, stream);
+}
+
+/* Locked. */
+static void batch_add(updates *u, const update_step *step, const kernel_range *ranges, uint32_t count) {
+    uint64_t first = u->added + 1;
+    u->batches++;
+    __atomic_add_fetch(&updates_open, count, __ATOMIC_RELEASE);
+    for (uint32_t i = 0; i < count; i++)
+        update_add(u, step, &ranges[i], first);
+    u->statistics.updates += count;
+    count_over(u); /* those of no element */
+    pthread_cond_broadcast(&u->work);
+}
+
+castor_status updates_add(updates *u, const update_step *step, const kernel_range *ranges, uint32_t count,
+                          uintptr_t late, int threads, uint64_t stream) {
+    castor_status status = CASTOR_OK;
+    pthread_mutex_lock(&u->adding);
     for (uint32_t at = 0, some; at < count && !status; at += some) {
         some = count - at < UPDATES_MAX / 2 ? count - at : UPDATES_MAX / 2;
-        status = room_wait(u, some);
-        if (!status && u->batches) /* another stream may be to write the number before */
-            status = d->value_wait(d->context, u->device, (uintptr_t)u->reached, u->batches, stream);
-        if (!status && late)
-            status = late_copy(u, late + at * sizeof *u->late, some, stream);
+        pthread_mutex_lock(&u->lock);
+        status = u->threads ? CASTOR_OK : threads_start(u, threads);
         if (!status)
-            status = d->value_write(d->context, u->device, (uintptr_t)u->reached, u->batches + 1, stream);
+            status = room_wait(u, some);
+        pthread_mutex_unlock(&u->lock);
+        if (!status)
+            status = batch_announce(u, late ? late + at * sizeof *u->late : 0, some, stream);
         if (status)
             break;
-        u->batches++;
-        uint64_t first = u->added + 1;
-        __atomic_add_fetch(&updates_open, some, __ATOMIC_RELEASE);
-        for (uint32_t i = 0; i < some; i++)
-            update_add(u, step, &ranges[at + i], first);
-        u->statistics.updates += some;
-        count_over(u); /* those of no element */
-        pthread_cond_broadcast(&u->work);
+        pthread_mutex_lock(&u->lock);
+        batch_add(u, step, ranges + at, some);
+        pthread_mutex_unlock(&u->lock);
     }
-    pthread_mutex_unlock(&u->lock);
+    pthread_mutex_unlock(&u->adding);
     return status;
 }
 
