@@ -24,7 +24,7 @@ lib.castor_home_free.argtypes = [vp, ctypes.c_int64, ctypes.c_int, vp]
 class Homes(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_uint64 * 2 * 3), ("peak_bytes", ctypes.c_uint64 * 2 * 3), ("budget_bytes", ctypes.c_uint64),
                 ("flips", ctypes.c_uint64 * 2), ("flipped_bytes", ctypes.c_uint64 * 2), ("flip_ns", ctypes.c_uint64),
-                ("rescues", ctypes.c_uint64), ("rest", ctypes.c_uint64 * 11)]
+                ("rescues", ctypes.c_uint64), ("rest", ctypes.c_uint64 * 14)]
 
 def home(kind, mib, byte=1):
     address = getattr(lib, "castor_home_of_" + kind)(mib * MIB, 0, None)

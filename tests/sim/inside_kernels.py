@@ -198,7 +198,7 @@ def test_the_trial_sees_how_a_product_is_rounded():
     for lr in (1e-2, 1e-5):
         arguments = dict(params=ones, grads=ones, momentum_buffer_list=[None], grad_scale=scale, found_inf=None, weight_decay=0, momentum=0,
                          lr=lr, dampening=0, nesterov=False, maximize=False, has_sparse_grad=False)
-        equal = [kernels._try(kernels.SGD.cuda, "fused", stepping(apart), arguments) for apart in (False, True)]
+        equal = [kernels._try(kernels.SGD.cuda, "fused", stepping(apart), arguments, torch.device("cuda", 0)) for apart in (False, True)]
         assert sorted(equal) == [False, True], (lr, equal)
 
 
