@@ -2,6 +2,8 @@
  * write it. What they write is what the next product reads, and what they read is what the parameter holds. */
 #include "operands.h"
 
+#include <pthread.h>
+
 static char through_on_host;
 static float **table; /* on the device */
 static __typeof__(castor_home_of_parameter) *home_of;
@@ -274,7 +276,46 @@ static bool by_tensor_map(void) {
     return product_at_home();
 }
 
+static void *go_on(void *flag) {
+    usleep(50000);
+    *(volatile uint32_t *)flag = 1;
+    return NULL;
+}
+
+/* A step on the host is still to begin when the device gets the parameter's address: kernels may read there at once, so the step is over
+ * when the copy returns. */
+static bool after_a_step(void) {
+    __typeof__(castor_device_updates) *able = dlsym(RTLD_DEFAULT, "castor_device_updates");
+    __typeof__(castor_device_sgd) *step = dlsym(RTLD_DEFAULT, "castor_device_sgd");
+    __typeof__(castor_home_of_gradient) *gradient_of = dlsym(RTLD_DEFAULT, "castor_home_of_gradient");
+    CHECK(able && step && gradient_of);
+    float *gradient = gradient_of(BYTES, 0, NULL);
+    uint32_t *flag;
+    cudaStream_t apart;
+    pthread_t later;
+    if (!parameter())
+        return false;
+    CHECK(gradient);
+    CUDA(able(0));
+    CUDA(cudaMallocHost((void **)&flag, 64));
+    CUDA(cudaStreamCreateWithFlags(&apart, cudaStreamNonBlocking));
+    for (int i = 0; i < N * N; i++)
+        gradient[i] = 1;
+    *flag = 0;
+    CUDA(cuStreamWaitValue32(apart, (CUdeviceptr)flag, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    const castor_sgd numbers = {.step = {.inv_scale = 1, .clip = 1}, .grad_weight = 1, .negative_lr = -1};
+    const castor_step_range range = {.param = W, .grad = gradient, .count = N * N, .numel = N * N};
+    const float before = W[0];
+    CUDA(step(0, (uint64_t)apart, &numbers, &range, 1, 1));
+    CHECK(W[0] == before && pthread_create(&later, NULL, go_on, flag) == 0);
+    CUDA(cudaMemcpy(table, &W, 8, cudaMemcpyHostToDevice));
+    CHECK(W[0] == before - 1 && W[N * N - 1] == host[N * N - 1] - 1);
+    pthread_join(later, NULL);
+    return product_at_home();
+}
+
 static const named_test tests[] = {
+    {"after_a_step", after_a_step},
     {"by_tensor_map", by_tensor_map},
     {"read_through", read_through},
     {"before_the_storage", before_the_storage},

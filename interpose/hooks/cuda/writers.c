@@ -77,6 +77,7 @@ static void look(uintptr_t to, const char *from, size_t bytes) {
         gate_enter(); /* a flip looks at the same tables */
         addresses_keep(from + at * sizeof(uintptr_t), count, is_short);
         gate_leave();
+        awaited_by_host(); /* kernels read there unseen from now on */
     }
 }
 
