@@ -105,12 +105,12 @@ def step(parameters, region, micro_steps, evaluates=False, on_host=False):
     else:
         found["operands_in"] = belady_bytes(uses, sizes, region)
         grad = sum(p["bytes"] for p in parameters if p["grad"])
-        there = [p for p in parameters if on_host and p["grad"] and all(p["states"])]
+        there, rest = [], []
+        for p in parameters:
+            (there if on_host and p["grad"] and all(p["states"]) else rest).append(p)
         lent = sum(p["bytes"] for p in there if not p["param"])
-        rest = [p for p in parameters if p not in there]
-        param = sum(p["bytes"] for p in rest if p["param"])
-        states = sum(p["bytes"] * sum(p["states"]) for p in rest)
-        found.update(parts_in=param + sum(p["bytes"] for p in rest if p["grad"]) + states + lent, parts_out=param + states + lent, gradients_out=grad)
+        goes = sum(p["bytes"] * (p["param"] + sum(p["states"])) for p in rest)
+        found.update(parts_in=goes + sum(p["bytes"] for p in rest if p["grad"]) + lent, parts_out=goes + lent, gradients_out=grad)
     found["in"] = found["operands_in"] + found.get("parts_in", 0)
     found["out"] = found.get("parts_out", 0) + found.get("gradients_out", 0)
     return found

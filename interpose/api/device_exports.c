@@ -239,8 +239,10 @@ int castor_homes_get(int device, castor_homes *out) {
         return 0;
     homes_statistics of_homes;
     slots_statistics of_slots;
+    updates_statistics of_updates;
     homes_statistics_get(h, &of_homes);
     slots_statistics_get(devices_slots(device), &of_slots);
+    updates_statistics_get(devices_updates(device), &of_updates);
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         for (int tier = 0; tier < DEVICE_TIER_COUNT; tier++) {
             out->bytes[kind][tier] = of_homes.bytes[kind][tier];
@@ -262,13 +264,9 @@ int castor_homes_get(int device, castor_homes *out) {
     out->copies = of_slots.copies;
     out->copied_bytes = of_slots.copied_bytes;
     out->stale = of_slots.stale;
-    if (devices_updates(device)) {
-        updates_statistics of_updates;
-        updates_statistics_get(devices_updates(device), &of_updates);
-        out->updates = of_updates.updates;
-        out->update_elements = of_updates.elements;
-        out->update_waits = of_updates.waits;
-    }
+    out->updates = of_updates.updates;
+    out->update_elements = of_updates.elements;
+    out->update_waits = of_updates.waits;
     out->taken_bytes = of_homes.taken_bytes;
     out->beside_bytes = of_homes.beside_bytes;
     return 1;

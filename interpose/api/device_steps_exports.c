@@ -36,17 +36,16 @@ static castor_status check_homes(int device, const castor_step *step, const cast
  * there that nobody sees: then the host waits. */
 static castor_status update(int device, uint64_t stream, const update_step *step, uint64_t late,
                             const castor_step_range *ranges, uint32_t count, int threads) {
-    updates *u = NULL;
-    castor_status status = devices_updates_make(device, &u);
-    if (status)
-        return status;
-    updates_delay_set(u, (uint32_t)options()->update_delay);
+    updates *u = devices_updates(device);
+    if (!u)
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "a step on the host of device %d, which castor_device_updates comes before", device);
     slots *s = devices_slots(device);
     bool kept = false;
     for (uint32_t i = 0; i < count && joined_matter(); i++) /* the processors cannot write there either */
         joined_leave(ranges[i].param, ranges[i].count * sizeof(float));
     gate_enter();
-    status = check_homes(device, (const castor_step *)&step->numbers.common, ranges, count);
+    castor_status status = check_homes(device, (const castor_step *)&step->numbers.common, ranges, count);
     if (!status)
         status = slots_copies_join(s, stream);
     if (!status)
@@ -95,16 +94,14 @@ castor_status castor_device_sgd(int device, uint64_t stream, const castor_sgd *s
 
 castor_status castor_device_updates(int device) {
     updates *u;
-    return devices_updates_make(device, &u);
+    castor_status status = devices_updates_make(device, &u);
+    if (!status)
+        updates_delay_set(u, (uint32_t)options()->update_delay);
+    return status;
 }
 
 void castor_device_updates_wait(int device, uint64_t stream) {
     updates *u = devices_updates(device);
     if (u)
         updates_wait_all(u, device, stream);
-}
-
-castor_status castor_device_updates_settle(int device) {
-    updates *u = devices_updates(device);
-    return u ? updates_settle(u) : CASTOR_OK;
 }

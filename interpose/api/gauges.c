@@ -92,15 +92,13 @@ static void statistics_get(devices_statistics *out) {
             continue;
         homes_statistics of_homes;
         slots_statistics of_slots;
+        updates_statistics of_updates;
         homes_statistics_get(h, &of_homes);
         slots_statistics_get(devices_slots(device), &of_slots);
+        updates_statistics_get(devices_updates(device), &of_updates);
         add_homes(&out->homes, &of_homes);
         add_slots(&out->slots, &of_slots);
-        if (devices_updates(device)) {
-            updates_statistics of_updates;
-            updates_statistics_get(devices_updates(device), &of_updates);
-            add_updates(&out->updates, &of_updates);
-        }
+        add_updates(&out->updates, &of_updates);
         out->slots_bytes += of_slots.copies > 0 ? of_slots.region_bytes : 0; /* the first copy takes it */
         out->any = true;
     }

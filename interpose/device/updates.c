@@ -147,10 +147,10 @@ static void wait_for_work(updates *u) {
         pthread_cond_broadcast(&u->work);
 }
 
-static void late(const updates *u, uint64_t random) {
+static void be_late(const updates *u) {
     uint64_t most = __atomic_load_n(&u->delay_us, __ATOMIC_RELAXED);
     if (__builtin_expect(most != 0, 0))
-        nanosleep(&(struct timespec){.tv_nsec = (long)(random * 0x9E3779B97F4A7C15u % (1000 * most))}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = (long)(now(u) * 0x9E3779B97F4A7C15u % (1000 * most))}, NULL);
 }
 
 static void *worker(void *u_) {
@@ -170,17 +170,14 @@ static void *worker(void *u_) {
         u->running++;
         pthread_mutex_unlock(&u->lock);
 
-        uint64_t from = now(u);
-        late(u, from ^ begin);
+        be_late(u);
         kernel_range piece = piece_of(next, begin, count);
         run(&next->step, of_next, &piece);
-        uint64_t ns = now(u) - from;
 
         pthread_mutex_lock(&u->lock);
         u->running--;
         next->over += count;
         u->statistics.elements += count;
-        u->statistics.busy_ns += ns;
         count_over(u);
         if (u->stopped)
             pthread_cond_broadcast(&u->progress);
@@ -466,6 +463,9 @@ void updates_delay_set(updates *u, uint32_t microseconds) {
 }
 
 void updates_statistics_get(updates *u, updates_statistics *out) {
+    *out = (updates_statistics){0};
+    if (!u)
+        return;
     pthread_mutex_lock(&u->lock);
     *out = u->statistics;
     pthread_mutex_unlock(&u->lock);

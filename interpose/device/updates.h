@@ -49,8 +49,7 @@ typedef struct update_step {
 
 typedef struct updates_statistics {
     uint64_t updates, elements;
-    uint64_t waits;   /* that streams were given */
-    uint64_t busy_ns; /* of all threads */
+    uint64_t waits; /* that streams were given */
 } updates_statistics;
 
 /* CASTOR_ERR_UNSUPPORTED: the device's streams do not write and wait for values, or the processors do not reach its homes. */
@@ -82,6 +81,7 @@ castor_status updates_settle(updates *u);
 /* For tests: each piece is late by up to so many microseconds. */
 void updates_delay_set(updates *u, uint32_t microseconds);
 
+/* NULL: those of no update. */
 void updates_statistics_get(updates *u, updates_statistics *out);
 
 #endif

@@ -2,7 +2,8 @@
  *
  * Whoever says to the slots what a call may have written (writers.h) says it here before the call. A launch may write through each address
  * among its arguments, so a joined home stays joined only while products and copies alone read it. What nobody
- * announces faults. None of it may be called within a real call, which the gate would wait for. Private to hooks/cuda, and for the API, which has the processors write (optimizer_exports.c). */
+ * announces faults. None of it may be called within a real call, which the gate would wait for. Private to hooks/cuda, and to
+ * the API, which has the processors write (api/device_steps_exports.c). */
 #ifndef CASTOR_HOOKS_CUDA_JOINED_H
 #define CASTOR_HOOKS_CUDA_JOINED_H
 

@@ -540,10 +540,30 @@ bool are_same(float a, float b) {
     return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b));
 }
 
+constexpr size_t count = 1029;
+
+Tensors drawn(std::mt19937 &random) {
+    Tensors found({count}, unsigned(random()));
+    for (auto *each : {&found.param[0], &found.grad[0], &found.mean[0]})
+        for (float &value : *each)
+            value = any_or_usual(random);
+    return found;
+}
+
+// SGD's state is the first one; the others are not its own.
+kernel_range range_of(Tensors &of) {
+    return {of.param[0].data(),
+            of.grad[0].data(),
+            nullptr,
+            {of.mean[0].data(), of.square[0].data(), of.largest[0].data()},
+            0,
+            count,
+            count};
+}
+
 // The kernels for the CPU with the rounding of CUDA's give the bits of one element as the device computes it.
 TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
     std::mt19937 random(7);
-    constexpr size_t count = 1029;
     for (int round = 0; round < 200; round++) {
         const int form = int(random() % 3);
         const bool single = form == CUDA_SINGLE, fused = form == CUDA_FUSED;
@@ -555,11 +575,7 @@ TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
         double decay = kind == KERNEL_DECAY_NONE ? 0 : 0.01;
         if (kind == KERNEL_DECAY_DECOUPLED)
             decay = fused ? double(float(lr)) * double(0.01f) : 1 - lr * 0.01;
-        Tensors mine({count}, unsigned(round));
-        for (auto *each : {&mine.param[0], &mine.grad[0], &mine.mean[0]})
-            for (float &value : *each)
-                value = any_or_usual(random);
-        Tensors theirs = mine;
+        Tensors mine = drawn(random), theirs = mine;
 
         kernel_adam step = {};
         step.step.decay_kind = kind;
@@ -576,13 +592,7 @@ TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
         step.root_divisor = single ? 1 / divisor : divisor;
         step.epsilon = 1e-8;
         step.negative_step = -lr;
-        const kernel_range range = {mine.param[0].data(),
-                                    mine.grad[0].data(),
-                                    nullptr,
-                                    {mine.mean[0].data(), mine.square[0].data(), mine.largest[0].data()},
-                                    0,
-                                    count,
-                                    count};
+        const kernel_range range = range_of(mine);
         cuda_adam packed = {};
         packed.step.mode = form;
         packed.step.decay_kind = kind;
@@ -622,16 +632,11 @@ TEST_P(OnHost, AdamHasTheBitsOfTheDevice) {
 
 TEST_P(OnHost, SgdHasTheBitsOfTheDevice) {
     std::mt19937 random(8);
-    constexpr size_t count = 1029;
     for (int round = 0; round < 200; round++) {
         const double momentum = random() % 3 ? 0.9 : 0.0, dampening = random() % 2 ? 0.1 : 0.0, lr = 0.01;
         const bool first = random() % 4 == 0, nesterov = random() % 2, decays = random() % 2,
                    maximize = random() % 2;
-        Tensors mine({count}, unsigned(round));
-        for (auto *each : {&mine.param[0], &mine.grad[0], &mine.mean[0]})
-            for (float &value : *each)
-                value = any_or_usual(random);
-        Tensors theirs = mine;
+        Tensors mine = drawn(random), theirs = mine;
 
         kernel_sgd step = {};
         step.step.decay_kind = decays ? KERNEL_DECAY_COUPLED : KERNEL_DECAY_NONE;
@@ -644,8 +649,7 @@ TEST_P(OnHost, SgdHasTheBitsOfTheDevice) {
         step.grad_weight = 1 - dampening;
         step.negative_lr = -lr;
         step.first = first;
-        const kernel_range range = {
-            mine.param[0].data(), mine.grad[0].data(), nullptr, {mine.mean[0].data()}, 0, count, count};
+        const kernel_range range = range_of(mine);
         kernel_sgd_step(&step, &range, 1, nullptr);
 
         cuda_sgd packed = {};

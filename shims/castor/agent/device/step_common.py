@@ -76,26 +76,23 @@ def writes_gradients(optimizer):
             or any(group.get("nesterov") for group in optimizer.param_groups))
 
 
-@contextlib.contextmanager
 def hidden(pairs):
     """An optimizer does not see parameters that have no gradient."""
-    for p, _ in pairs:
-        p.grad = None
-    try:
-        yield
-    finally:
-        for p, grad in pairs:
-            if p.grad is None:
-                p.grad = grad
+    return _exchanged([(p, None, grad) for p, grad in pairs])
+
+
+def shown(pairs):
+    return _exchanged([(p, grad, None) for p, grad in pairs])
 
 
 @contextlib.contextmanager
-def shown(pairs):
-    for p, grad in pairs:
-        p.grad = grad
+def _exchanged(gradients):
+    """(parameter, its gradient inside, and outside), unless it was given another one meanwhile."""
+    for p, inside, _ in gradients:
+        p.grad = inside
     try:
         yield
     finally:
-        for p, grad in pairs:
-            if p.grad is grad:
-                p.grad = None
+        for p, inside, outside in gradients:
+            if p.grad is inside:
+                p.grad = outside

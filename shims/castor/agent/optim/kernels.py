@@ -197,18 +197,19 @@ def _adam_counted(params, grads, states, state_steps, amsgrad, beta1, beta2, lr,
     step = _step(not as_cuda, torch.float32, torch.float32, kind, decay, maximize, amsgrad)
     numbers = core.Adam(step, beta1 if as_cuda else 1 - beta1, beta2, 1 - beta2, 1.0, eps, 0.0)
 
-    def late():
-        counts = torch.stack(state_steps).reshape(len(params))
+    def late(order):
+        counts = torch.stack([state_steps[i] for i in order]).reshape(len(order))
         if not as_cuda:
             return torch.stack([counts, counts], 1).double()
         unbiased = [1 - torch.pow(torch.full_like(counts, beta), counts) for beta in (beta1, beta2)]
         return torch.stack([unbiased[1].sqrt(), -(torch.full_like(counts, lr) / unbiased[0])], 1).double()
 
-    ranges = _ranges(range(len(params)), params, grads, states)
+    places = range(len(params))
+    ranges = _ranges(places, params, grads, states)
     if _asked.run:
         _asked.run("adam", numbers, ranges, core.Late(0, lr, beta1, beta2, not as_cuda, 0), late)
         return
-    for one, (root, size) in zip(ranges, late().tolist()):
+    for one, (root, size) in zip(ranges, late(places).tolist()):
         numbers.root_divisor, numbers.negative_step = (root, size) if as_cuda else (math.sqrt(1 - beta2**root), -(lr / (1 - beta1**root)))
         core.optimizer_adam(ctypes.byref(numbers), (core.StepRange * 1)(one), 1, 1)
 

@@ -115,7 +115,7 @@ def _copy_of(p):
 
 
 def _enqueue(device, lent, name, numbers, ranges, late=None, late_numbers=None):
-    """In the order in which the next pass comes to the parameters. late_numbers(): of castor_late, a row for each range."""
+    """In the order in which the next pass comes to the parameters. late_numbers(order): of castor_late, a row for each range."""
     count, comes = len(ranges), device.comes
     next_uses = (ctypes.c_uint64 * count)()
     core.slots_next_uses(device.index, (ctypes.c_uint64 * count)(*(r.param for r in ranges)), count, next_uses)
@@ -131,7 +131,7 @@ def _enqueue(device, lent, name, numbers, ranges, late=None, late_numbers=None):
     if late is not None:
         comes.wait_stream(torch.cuda.current_stream(device.index))
         with torch.cuda.stream(comes):
-            kept = late_numbers()[torch.tensor(order, device="cpu").to(torch.device("cuda", device.index), non_blocking=True)].contiguous()
+            kept = late_numbers(order)
         late.numbers = kept.data_ptr()
     core.device_adam(device.index, comes.cuda_stream, ctypes.byref(numbers), None if late is None else ctypes.byref(late), ranges, count,
                      torch.get_num_threads())

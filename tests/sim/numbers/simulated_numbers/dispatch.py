@@ -1,6 +1,5 @@
 """Replaces the dispatcher's kernels for CUDA by stand-ins that give numbers (see __init__.py)."""
 import contextlib
-import os
 import re
 import sys
 import warnings
@@ -21,10 +20,6 @@ BY_NUMBERS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 # What a kernel of the wheel fails with only here: libraries of NVIDIA's that do not start, products that are not simulated, and
 # numbers that it takes as tensors of the device, which no stand-in can be given.
 ONLY_HERE = re.compile(r"(?i:cu(solver|fft|dnn|sparse|rand))|CUBLAS_STATUS_NOT_SUPPORTED|pybind_utils\.cpp")
-
-
-# Each tensor is announced to the driver before its numbers are read, for what is enqueued before a call that touches it.
-ANNOUNCES = os.environ.get("SIM_ANNOUNCES") != "0"
 
 
 class NoNumbers(NotImplementedError):
@@ -166,8 +161,7 @@ def _stand_in(func, own):
             raise NoNumbers(f"{func}: numbers are not simulated in a graph of CUDA; leave out --numbers")
         if not own.launches:
             _check_devices(func, tensors)
-        if ANNOUNCES:
-            announce(tensors, device)
+        announce(tensors, device)
         _wait(device)
         lowered = Lowered(func, args, kwargs)
         try:

@@ -24,7 +24,8 @@ _scratch = ctypes.create_string_buffer(8)
 
 
 def announce(tensors, device):
-    """Enqueues a copy of no bytes of each, as the launch that is simulated by what follows would read them."""
+    """Enqueues a copy of no bytes of each, as the launch that is simulated by what follows would read them: whoever enqueues something before a call that
+    touches a tensor does so before its numbers are read."""
     stream = torch.cuda.current_stream(device).cuda_stream
     with torch.cuda.device(device):
         for tensor in tensors:
