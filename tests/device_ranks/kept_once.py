@@ -1,6 +1,6 @@
 """One rank of a script that does to the parameters of DistributedDataParallel what scripts do, and prints what it sees, for run.py:
 
-    kept_once.py HABIT[,HABIT]...
+    kept_once.py HABIT[,HABIT]... [BACKEND]
 
 Each line has the digest of the parameters. Under Castor each rank tells standard error how many bytes of parameters it has on the host when a habit ends. Ranks
 write their lines whole."""
@@ -201,7 +201,7 @@ def train(name):
 def main():
     torch.set_num_threads(1)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    dist.init_process_group(*sys.argv[2:] or ["nccl"])
     for name in sys.argv[1].split(","):
         train(name)
     dist.destroy_process_group()

@@ -35,17 +35,17 @@ def on_devices(count, *options):
     return [*runner.on_devices(count)[:-1], *options, "--"]
 
 
-def job(plugin, ranks, program, *arguments, settings=()):
+def job(plugin, ranks, program, *arguments, **more):
     """(lines, standard error) of a job's ranks; `plugin`: None for plain PyTorch."""
-    return run(plugin, [*on_devices(ranks), *runner.ranks(ranks)], program, *arguments, settings=settings)
+    return run(plugin, [*on_devices(ranks), *runner.ranks(ranks)], program, *arguments, **more)
 
 
-def run(plugin, before, program, *arguments, settings=(), options=(), reported=None):
-    """(lines, standard error), and what `reported` makes of the report."""
+def run(plugin, before, program, *arguments, settings=(), options=(), reported=None, late=0):
+    """(lines, standard error), and what `reported` makes of the report. late: by so many microseconds steps on the host are, at most."""
     sets = [word for setting in settings for word in ("--set", setting)]
     with tempfile.TemporaryDirectory(prefix="castor-device-ranks-") as folder:
         under = [CASTOR, "run", "--plugin", plugin, "--log-dir", os.path.join(folder, "log"), *sets, *options, "--"] if plugin else []
-        command = [*under, *before, os.path.join(FOLDER, program), *arguments]
+        command = [*under, *([] if not late else ["env", f"CASTOR_UPDATE_DELAY={late}"]), *before, os.path.join(FOLDER, program), *arguments]
         env = dict(runner.environment(), CUBLAS_WORKSPACE_CONFIG=":16:8")
         done = subprocess.run(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
         found = None
@@ -106,18 +106,19 @@ class KeptOnce(unittest.TestCase):
     ALL = ("nothing,momentum,not_divisible,written_in_place,read_by_kernels,averaged,saved_and_loaded,saved_by_rank_0,other_data,frozen_for_a_while,"
            "wrapped_again_by_pickle,in_a_stream_of_its_own,under_autocast")
 
-    def compare(self, ranks, habits, budget):
-        plain, _ = job(None, ranks, "kept_once.py", habits)
-        lines, errors = job("gemini", ranks, "kept_once.py", habits, settings=[f"CASTOR_DEVICE_BUDGET={budget}", "CASTOR_DEBUG=1"])
+    def compare(self, ranks, habits, budget, backend="nccl", late=0):
+        plain, _ = job(None, ranks, "kept_once.py", habits, backend)
+        lines, errors, steps = job("gemini", ranks, "kept_once.py", habits, backend, settings=[f"CASTOR_DEVICE_BUDGET={budget}", "CASTOR_DEBUG=1"],
+                                   reported=lambda told: [rank["device"]["host_steps"]["parameters"] for rank in told["ranks"]], late=late)
         self.assertEqual(sorted(lines), sorted(plain), errors)
         found = [[int(size) for size in re.findall(f"rank {rank} has (\\d+) bytes of parameters on the host", errors)] for rank in range(ranks)]
         self.assertEqual([len(sizes) for sizes in found], ranks * [len(habits.split(","))])
+        self.assertGreater(min(steps), 0)  # on the host
         return found
 
     def test_with_two_ranks(self):
         first, other = self.compare(2, "nothing,written_in_place,saved_and_loaded,wrapped_again_by_pickle", "12M")
-        for by_first, by_other in zip(first, other):
-            self.assertLess(by_other, by_first)
+        self.assertLess(sum(other), sum(first))
 
     @runner.long
     def test_with_four_ranks(self):
@@ -125,9 +126,17 @@ class KeptOnce(unittest.TestCase):
         for other in others:
             self.assertLess(min(other), min(first))
 
+    def test_steps_that_are_late(self):
+        self.compare(2, "nothing", "1M", "gloo", late=20000)
+
     @runner.long
     def test_where_all_is_on_the_host(self):
         self.compare(2, self.ALL, "1M")
+
+    @runner.long
+    def test_where_all_is_on_the_host_and_steps_are_late(self):
+        for backend in "nccl", "gloo":
+            self.compare(2, self.ALL, "1M", backend, late=3000)
 
 
 class Arrivals(unittest.TestCase):

@@ -48,7 +48,7 @@ def step(optimizer, run, divisible):
     result = None
     with _form_of_all(optimizer), step_common.hidden(pairs), _stepping():
         done = []
-        if divisible and not getattr(step_common.thread, "target", None):
+        if divisible:
             done, result = by_processors(optimizer, here, run)
         taken = {id(p) for p, _ in done}
         parts = _parts(optimizer, [(p, grad) for p, grad in here if id(p) not in taken], divisible)
@@ -122,8 +122,7 @@ class _Copy:
             self.tensor.data = self.home
         goes = written or self.tensor._version != self.version
         if goes:
-            target = getattr(step_common.thread, "target", None)
-            (target(self.home) if target else self.home).copy_(self.copy, non_blocking=True)
+            target(self.home).copy_(self.copy, non_blocking=True)
         return self.home.nbytes if goes else 0
 
 
@@ -220,9 +219,15 @@ def _form_of_all(optimizer):
                 group["foreach"] = None
 
 
+def target(home):
+    """Where this thread's steps write what they change of a tensor on the host."""
+    chosen = getattr(step_common.thread, "target", None)
+    return chosen(home) if chosen else home
+
+
 @contextlib.contextmanager
 def targeted(target):
-    """What this thread's steps have changed in copies is written to target(its home), a tensor."""
+    """What this thread's steps change of a tensor on the host is written to target(it), a tensor with the same values."""
     step_common.thread.target = target
     try:
         yield

@@ -2,7 +2,8 @@
 
 The script's own optimizer runs as ever; in place of PyTorch's function for a device the kernels for the CPU step its tensors where they lie,
 with the bits of that function (kernels.py), and behind the script's back (interpose/device/updates.h). A parameter that is on the
-device itself lends its values: they go to the host before, and come back after."""
+device itself lends its values: they go to the host before, and come back after. One whose memory is to be read alone is stepped where the
+node's other ranks read it (step_parts.targeted)."""
 import ctypes
 import functools
 
@@ -77,11 +78,12 @@ def _step(index, pairs, run):
     tiers = homes.tiers([p for p, _ in pairs])
     lent = [pair for pair, tier in zip(pairs, tiers) if tier != core.HOME_HOST]
     at_home = [pair for pair, tier in zip(pairs, tiers) if tier == core.HOME_HOST]
+    own = {p.data_ptr(): p.data for p, _ in at_home}
     device.begin()
     try:
         result = _lend(device, lent, run) if lent else None
         if at_home:
-            with step_common.shown(at_home), kernels.on_host(functools.partial(_enqueue, device, {})):
+            with step_common.shown(at_home), kernels.on_host(functools.partial(_enqueue, device, lambda address: step_parts.target(own[address]))):
                 result = run()
     finally:
         device.end()
@@ -96,7 +98,7 @@ def _lend(device, pairs, run):
         size = sum(copy.nbytes for copy in copies)
         device.count(core.HOME_HOST, size, device.comes)
     lent = {p.data_ptr(): copy for (p, _), copy in zip(pairs, copies)}
-    with step_common.shown(pairs), kernels.on_host(functools.partial(_enqueue, device, lent)):
+    with step_common.shown(pairs), kernels.on_host(functools.partial(_enqueue, device, lent.pop)):
         result = run()
     with torch.no_grad(), torch.cuda.stream(device.goes):
         core.device_updates_wait(device.index, device.goes.cuda_stream)
@@ -114,14 +116,14 @@ def _copy_of(p):
     return copy
 
 
-def _enqueue(device, lent, name, numbers, ranges, late=None, late_numbers=None):
-    """In the order in which the next pass comes to the parameters. late_numbers(order): of castor_late, a row for each range."""
+def _enqueue(device, stepped_for, name, numbers, ranges, late=None, late_numbers=None):
+    """In the order in which the next pass comes to the parameters. stepped_for(a parameter's address): the tensor that is stepped.
+    late_numbers(order): of castor_late, a row for each range."""
     count, comes = len(ranges), device.comes
     next_uses = (ctypes.c_uint64 * count)()
     core.slots_next_uses(device.index, (ctypes.c_uint64 * count)(*(r.param for r in ranges)), count, next_uses)
     for r in ranges:
-        if r.param in lent:
-            r.param = lent.pop(r.param).data_ptr()
+        r.param = stepped_for(r.param).data_ptr()
     order = sorted(range(count), key=next_uses.__getitem__)
     ranges = (core.StepRange * count)(*(ranges[i] for i in order))
     if name == "sgd":

@@ -1,4 +1,5 @@
-"""A step in owner mode on devices: a rank steps only what it owns, and sends it to the others over the script's process group."""
+"""A step in owner mode on devices: a rank steps only what it owns, and sends it to the others over the script's process group. Of what the
+processors step the other ranks see nothing before it is over."""
 import contextlib
 import weakref
 
@@ -110,6 +111,7 @@ def step(optimizer, pairs, run, divisible, running):
                 result = step_parts.step_or_run(optimizer, run, divisible)
         finally:
             _show_hidden(hidden, writes)
+        core.device_updates_wait(device.index, torch.cuda.current_stream(device).cuda_stream)
         with torch.no_grad():
             node.publish()
             _publish(group, device, stepped, sums_too=writes)
