@@ -31,8 +31,8 @@ typedef enum kernel_decay {
     KERNEL_DECAY_COUNT
 } kernel_decay;
 
-/* How a sum of a product is rounded, and in which order the operations come. What is rounded as PyTorch's kernels for CUDA do it is of float
- * parameters and gradients, and without the tails of `fused`; kernels/cuda/step_math.h is the same for one element. */
+/* How a sum of a product is rounded, and in which order the operations come. What is rounded as PyTorch's kernels for CUDA do it is without the
+ * tails of `fused`; kernels/cuda/step_math.h is the same for one element. */
 typedef enum kernel_rounding {
     KERNEL_ROUNDS_ONCE,           /* a * b + c */
     KERNEL_ROUNDS_TWICE,          /* the product as well, as on x86 without FMA */

@@ -20,16 +20,18 @@ static bool is_at_home(int device, const void *memory) {
 
 static castor_status check_homes(int device, const castor_step *step, const castor_step_range *ranges,
                                  uint32_t count) {
-    bool able = step->param_dtype == CASTOR_DTYPE_F32 && step->grad_dtype == CASTOR_DTYPE_F32;
+    bool able = true, wide = step->param_dtype == CASTOR_DTYPE_F32;
     for (uint32_t i = 0; i < count && able; i++) {
-        able = !ranges[i].master && is_at_home(device, ranges[i].grad) &&
+        able = wide ? !ranges[i].master : ranges[i].master && is_at_home(device, ranges[i].master);
+        able = able && is_at_home(device, ranges[i].grad) &&
                (devices_find((uintptr_t)ranges[i].param) < 0 || is_at_home(device, ranges[i].param));
         for (int state = 0; state < 3 && able; state++)
             able = !ranges[i].states[state] || is_at_home(device, ranges[i].states[state]);
     }
     return able ? CASTOR_OK
                 : error_set(CASTOR_ERR_ARGUMENT,
-                            "a step on the host takes float tensors whose homes are on the host");
+                            "a step on the host takes tensors whose homes are on the host, parameters of float or with a "
+                            "master");
 }
 
 /* What copies into slots still read comes before, and the slots hold what was. Where the device keeps an address of a home, kernels read
@@ -42,8 +44,9 @@ static castor_status update(int device, uint64_t stream, const update_step *step
                          "a step on the host of device %d, which castor_device_updates comes before", device);
     slots *s = devices_slots(device);
     bool kept = false;
+    size_t param_bytes = kernel_dtype_bytes((kernel_dtype)step->numbers.common.param_dtype);
     for (uint32_t i = 0; i < count && joined_matter(); i++) /* the processors cannot write there either */
-        joined_leave(ranges[i].param, ranges[i].count * sizeof(float));
+        joined_leave(ranges[i].param, ranges[i].count * param_bytes);
     gate_enter();
     castor_status status = check_homes(device, (const castor_step *)&step->numbers.common, ranges, count);
     if (!status)
@@ -51,8 +54,9 @@ static castor_status update(int device, uint64_t stream, const update_step *step
     if (!status)
         status = updates_add(u, step, (const kernel_range *)ranges, count, late, threads, stream);
     for (uint32_t i = 0; i < count && !status; i++) {
-        slots_written(s, (uintptr_t)ranges[i].param, ranges[i].count * sizeof(float), stream);
+        slots_written(s, (uintptr_t)ranges[i].param, ranges[i].count * param_bytes, stream);
         kept |= slots_keep(s, (uintptr_t)ranges[i].param) || slots_keep(s, (uintptr_t)ranges[i].grad);
+        kept |= ranges[i].master && slots_keep(s, (uintptr_t)ranges[i].master);
         for (int state = 0; state < 3; state++)
             kept |= ranges[i].states[state] && slots_keep(s, (uintptr_t)ranges[i].states[state]);
     }

@@ -71,6 +71,14 @@ static uint64_t done_of(const updates *u) {
     return __atomic_load_n(u->done, __ATOMIC_ACQUIRE);
 }
 
+static size_t param_bytes(const update_step *step) {
+    return kernel_dtype_bytes((kernel_dtype)step->numbers.common.param_dtype);
+}
+
+static size_t grad_bytes(const update_step *step) {
+    return kernel_dtype_bytes((kernel_dtype)step->numbers.common.grad_dtype);
+}
+
 static uint64_t now(const updates *u) {
     return u->driver.now_ns(u->driver.context);
 }
@@ -80,8 +88,10 @@ static uint64_t now(const updates *u) {
 /* The bounds of pieces are whole cache lines, and change no result (kernels/optimizer.h). */
 static kernel_range piece_of(const update *one, size_t begin, size_t count) {
     kernel_range some = one->range;
-    some.param = (float *)some.param + begin;
-    some.grad = (const float *)some.grad + begin;
+    some.param = (char *)some.param + begin * param_bytes(&one->step);
+    some.grad = (const char *)some.grad + begin * grad_bytes(&one->step);
+    if (some.master)
+        some.master += begin;
     for (int i = 0; i < KERNEL_OPTIMIZER_STATES; i++)
         if (some.states[i])
             some.states[i] += begin;
@@ -98,6 +108,9 @@ static void count_adam(kernel_adam *adam, const update_step *step, double count)
 
 static void run(const update_step *step, const double late[2], const kernel_range *range) {
     kernel_host host = {.threads = 1, .roots = step->has_roots ? &step->roots : NULL};
+    if (range->master)
+        kernel_settle((kernel_dtype)step->numbers.common.param_dtype, range->master, range->param,
+                      range->count);
     kernel_adam adam = step->numbers.adam;
     if (step->late == UPDATE_LATE)
         adam.root_divisor = late[0], adam.negative_step = late[1];
@@ -370,8 +383,10 @@ static void update_add(updates *u, const update_step *step, const kernel_range *
     update *one = update_at(u, ++u->added);
     *one = (update){.step = *step, .range = *range, .ready = u->batches, .first = first};
     size_t bytes = range->count * sizeof(float);
-    number_set(u, (uintptr_t)range->param, bytes, u->added);
-    number_set(u, (uintptr_t)range->grad, bytes, u->added);
+    number_set(u, (uintptr_t)range->param, range->count * param_bytes(step), u->added);
+    number_set(u, (uintptr_t)range->grad, range->count * grad_bytes(step), u->added);
+    if (range->master)
+        number_set(u, (uintptr_t)range->master, bytes, u->added);
     for (int i = 0; i < KERNEL_OPTIMIZER_STATES; i++)
         if (range->states[i])
             number_set(u, (uintptr_t)range->states[i], bytes, u->added);

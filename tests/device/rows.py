@@ -175,13 +175,17 @@ def narrow(precision, only_short):
     unbound = Device(f"what there is, in {precision}, and plain PyTorch overflows", overflows=True, missing=0.25, precision=precision)
     fourths = Device(f"a half, in {precision}, four micro-steps", 0.5, options=("CASTOR_ACCUMULATE=4",), precision=precision)
     room = Device(f"all of it, in {precision}", precision=precision)
+    late = dataclasses.replace(quarter, name=f"{quarter.name}, and steps on the host that are late", variables=LATE.variables, steps="host")
     if only_short:
-        return [(quarter, {"bf16": "bf16_clipped:adamw", "fp16": "fp16_overflowing:momentum"}[precision])]
+        return [(quarter, {"bf16": "bf16_clipped:adamw", "fp16": "fp16_overflowing:momentum"}[precision]),
+                (late, {"bf16": "bf16_written:momentum", "fp16": "fp16_clipped:adamw"}[precision])]
     words = [f"{precision}_{name}" for name in NARROW]
     every = [f"{word}:{optimizer}" for word in words for optimizer in ("momentum", "adamw")]
     every += [f"{precision}_trained:{optimizer}" for optimizer in ("sgd", "nesterov", "adam", "adamw-fused", "adamw-single", "adagrad")]
     slow = dataclasses.replace(quarter, name=f"{quarter.name}, delayed", latency=delayed(1).latency)
-    found = [(device, word) for device in (room, half, quarter, slow) for word in every]
+    in_parts = dataclasses.replace(quarter, name=f"{quarter.name}, and steps in parts", options=IN_PARTS.options, steps="parts")
+    found = [(device, word) for device in (room, half, quarter, slow, in_parts) for word in every]
+    found += [(late, word) for word in every if not word.endswith((":nesterov", ":adagrad"))]
     found += [(unbound, f"{precision}_{word}") for word in ("clipped:adamw", "clipped:momentum")]
     return found + [(fourths, f"{precision}_micro_steps:{optimizer}") for optimizer in ("momentum", "adamw")]
 

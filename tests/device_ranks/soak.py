@@ -32,6 +32,7 @@ FAILS = (("cudaMalloc", 2), ("cuMemCreate", 2), ("cuMemCreate", 801), ("cuMemMap
          ("ncclBroadcast", 1), ("ncclBcast", 1))
 CODES = {"nccl": 1, "cublas": 13, "cu": 999}  # of a failure, by the begin of the name: unhandled CUDA error, execution failed, unknown
 NOT_OURS = "cublasLtMatmul",  # plain PyTorch 2.11 then adds to memory that it has not written
+LATE = 0, 0, 3000, 20000  # microseconds, of pieces of steps on the host
 DELAYS = "nccl:3000", "copy:500", "launch:30", "blas:300", "host:200,event:50"
 
 
@@ -79,7 +80,7 @@ class Soak:
         name, code = pick.choice(FAILS)
         fail = f"{name}:{pick.choice((pick.randint(1, 5), pick.randint(1, 60), pick.randint(1, 400)))}:{code}" if pick.random() < 0.6 else ""
         delay, rank = pick.choice(DELAYS) if pick.random() < 0.4 else "", pick.randrange(ranks)
-        self.judge(plugin, budget, ranks, habits, rank, fail, delay, precision, pick.random() < 0.3)
+        self.judge(plugin, budget, ranks, habits, rank, fail, delay, precision, pick.random() < 0.3, pick.choice(LATE))
 
     def each(self, plugin, budget, habits, only, lazy):
         """Fails the first, the middle and the last call of each function that rank 1 of 2 calls."""
@@ -94,22 +95,23 @@ class Soak:
             for number in sorted({1, (int(count) + 1) // 2, int(count)}):
                 self.judge(plugin, budget, 2, habits, 1, f"{name}:{number}:{code}", "", lazy=lazy)
 
-    def job(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32", lazy=False):
+    def job(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32", lazy=False, late=0):
         with tempfile.TemporaryDirectory(prefix="castor-soak-") as folder:
             sets = [*(["--set", f"CASTOR_DEVICE_BUDGET={budget}"] if budget else []), "--set", f"CASTOR_PRECISION={precision}",
                     "--set", f"CASTOR_LAZY_INIT={lazy:d}"]
             words = [os.path.join(FOLDER, "faulty.py"), str(rank), fail, delay, os.path.join(FOLDER, "kept_once.py"), habits]
-            return run([self.castor, "run", "--plugin", plugin, "--log-dir", "log", *sets, "--set", "CASTOR_DEBUG=1", "--", *self.ranks(ranks, *words)],
-                       folder, LIMIT_S)
+            return run([self.castor, "run", "--plugin", plugin, "--log-dir", "log", *sets, "--set", "CASTOR_DEBUG=1", "--",
+                        "env", f"CASTOR_UPDATE_DELAY={late}", *self.ranks(ranks, *words)], folder, LIMIT_S)
 
-    def judge(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32", lazy=False):
+    def judge(self, plugin, budget, ranks, habits, rank, fail, delay, precision="fp32", lazy=False, late=0):
         expected, begin = self.expected(ranks, habits, precision), time.monotonic()
-        status, out, err = self.job(plugin, budget, ranks, habits, rank, fail, delay, precision, lazy)
+        status, out, err = self.job(plugin, budget, ranks, habits, rank, fail, delay, precision, lazy, late)
         self.jobs += 1
         wrong = self.wrong(status, sorted(out.splitlines()), err, expected, fail)
         self.errors += status not in (0, None)
         self.failed += wrong is not None
-        what = f"{plugin} on {ranks}, budget {budget}, {precision}{', lazy' * lazy}, {habits}; rank {rank}: fails {fail or 'nothing'}, delays {delay or 'nothing'}"
+        what = (f"{plugin} on {ranks}, budget {budget}, {precision}{', lazy' * lazy}, {habits}; steps late by {late} us; "
+                f"rank {rank}: fails {fail or 'nothing'}, delays {delay or 'nothing'}")
         print(f"{'FAILED' if wrong else 'ok' if status == 0 else 'error'} {time.monotonic() - begin:.0f} s: {what}{': ' + wrong if wrong else ''}", flush=True)
         if wrong:
             print("\n".join("    " + line for line in err.splitlines()[-25:]), flush=True)

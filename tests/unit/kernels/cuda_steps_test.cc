@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/convert.h"
 #include "kernels/cuda_steps.h"
 #include "kernels/cuda/step_math.h"
 #include "kernels/optimizer.h"
@@ -669,6 +670,57 @@ TEST_P(OnHost, SgdHasTheBitsOfTheDevice) {
                 cuda_sgd_element(&use, theirs.param[0][i], theirs.grad[0][i], &theirs.mean[0][i], &stored);
             ASSERT_TRUE(are_same(mine.param[0][i], param)) << round;
             ASSERT_TRUE(are_same(mine.mean[0][i], theirs.mean[0][i])) << round;
+        }
+    }
+}
+
+uint16_t narrow(kernel_dtype dtype, float value) {
+    return dtype == KERNEL_BF16 ? kernel_bf16_of_float(value) : kernel_f16_of_float(value);
+}
+
+float widened(kernel_dtype dtype, uint16_t value) {
+    return dtype == KERNEL_BF16 ? kernel_float_of_bf16(value) : kernel_float_of_f16(value);
+}
+
+// A parameter of 16 bits with a master has the bits of the float step with the gradient widened, and the rounded master.
+TEST_P(OnHost, MastersAreSteppedAsFloats) {
+    std::mt19937 random(9);
+    for (int round = 0; round < 100; round++) {
+        const auto dtype = random() % 2 ? KERNEL_BF16 : KERNEL_F16;
+        const bool is_adam = random() % 3, narrow_grad = random() % 2;
+        Tensors wide = drawn(random);
+        std::vector<uint16_t> param(count), grad(count);
+        for (size_t i = 0; i < count; i++) {
+            grad[i] = narrow(dtype, wide.grad[0][i]);
+            if (narrow_grad)
+                wide.grad[0][i] = widened(dtype, grad[i]);
+        }
+        Tensors mine = wide;
+        kernel_adam adam = {{}, 0.1, 0.999, 0.001, 0.3, 1e-8, -0.01};
+        kernel_sgd sgd = {{}, 0.9, 0.7, -0.1, 0, 0};
+        kernel_step &step = is_adam ? adam.step : sgd.step;
+        step.rounding = KERNEL_ROUNDS_AS_CUDA + int(random() % 3);
+        step.decay_kind = int(random() % 2);
+        step.decay = 0.01;
+        step.inv_scale = step.clip = 1;
+        step.variation = random() % 2;
+        kernel_range range = range_of(wide), with_master = range_of(mine);
+        auto run = [&](const kernel_range &of) {
+            is_adam ? kernel_adam_step(&adam, &of, 1, nullptr) : kernel_sgd_step(&sgd, &of, 1, nullptr);
+        };
+        run(range);
+        step.param_dtype = dtype;
+        step.grad_dtype = narrow_grad ? dtype : KERNEL_F32;
+        with_master.master = mine.param[0].data();
+        with_master.param = param.data();
+        if (narrow_grad)
+            with_master.grad = grad.data();
+        run(with_master);
+        for (size_t i = 0; i < count; i++) {
+            ASSERT_TRUE(are_same(mine.param[0][i], wide.param[0][i])) << round;
+            ASSERT_TRUE(are_same(mine.mean[0][i], wide.mean[0][i])) << round;
+            ASSERT_TRUE(are_same(widened(dtype, param[i]), widened(dtype, narrow(dtype, wide.param[0][i]))))
+                << round;
         }
     }
 }

@@ -42,9 +42,11 @@ _told = set()  # PyTorch's functions that stay, and of which the log says so
 
 
 class _Asked(threading.local):
-    """The arguments of `publishing` and `on_host`, for the steps of this thread."""
+    """The arguments of `publishing` and `on_host`, for the steps of this thread.
 
-    factor, working = 1.0, {}
+    gradients  {address of a parameter: the gradient that is taken for the one given}"""
+
+    factor, working, gradients = 1.0, {}, {}
     run, rounding = None, None  # run(name of the kernel, its numbers, ranges[, castor_late, its numbers]) in place of the kernel
 
 
@@ -71,15 +73,22 @@ class NotOnHost(Exception):
 
 
 @contextlib.contextmanager
-def on_host(run):
+def on_host(run, masters):
     """Inside, steps of this thread of parameters on a CUDA device are those of the kernels for the CPU, with the bits of the device:
-    run(name, numbers, ranges) has them done. NotOnHost comes from a step that they cannot do so."""
+    run(name, numbers, ranges) has them done. NotOnHost comes from a step that they cannot do so. `masters`: {address of a float parameter:
+    its 16-bit working copy, the gradient}."""
     _replace_all()
     _asked.run = run
+    _asked.working = {address: working for address, (working, _) in masters.items()}
+    _asked.gradients = {address: gradient for address, (_, gradient) in masters.items()}
     try:
         yield
     finally:
-        _asked.run = None
+        _asked.run, _asked.working, _asked.gradients = None, {}, {}
+
+
+def _gradient_of(p, given):
+    return _asked.gradients.get(p.data_ptr(), given) if _asked.gradients else given
 
 
 def _working_of(p):
@@ -117,7 +126,7 @@ def _ranges(places, parameters, gradients, states):
     ranges = (core.StepRange * len(places))()
     for r, i in zip(ranges, places):
         p, working = parameters[i], _working_of(parameters[i])
-        r.param, r.grad, r.count = p.data_ptr(), gradients[i].data_ptr(), p.numel()
+        r.param, r.grad, r.count = p.data_ptr(), _gradient_of(p, gradients[i]).data_ptr(), p.numel()
         if working is not None:
             r.master, r.param = r.param, working.data_ptr()
         r.numel = r.count
@@ -131,7 +140,7 @@ def _alike(parameters, gradients, more):
     found = defaultdict(list)
     for place, (p, g) in enumerate(zip(parameters, gradients)):
         working = _working_of(p)
-        found[p.dtype if working is None else working.dtype, g.dtype, more[place]].append(place)
+        found[p.dtype if working is None else working.dtype, _gradient_of(p, g).dtype, more[place]].append(place)
     return found.items()
 
 
@@ -194,24 +203,24 @@ def _adam_counted(params, grads, states, state_steps, amsgrad, beta1, beta2, lr,
     decay = 1 - lr * weight_decay if kind == DECOUPLED else weight_decay
     if as_cuda and kind == DECOUPLED:
         decay = ctypes.c_float(lr).value * ctypes.c_float(weight_decay).value
-    step = _step(not as_cuda, torch.float32, torch.float32, kind, decay, maximize, amsgrad)
-    numbers = core.Adam(step, beta1 if as_cuda else 1 - beta1, beta2, 1 - beta2, 1.0, eps, 0.0)
 
-    def late(order):
-        counts = torch.stack([state_steps[i] for i in order]).reshape(len(order))
+    def late(here, order):
+        counts = torch.stack([state_steps[here[i]] for i in order]).reshape(len(order))
         if not as_cuda:
             return torch.stack([counts, counts], 1).double()
         unbiased = [1 - torch.pow(torch.full_like(counts, beta), counts) for beta in (beta1, beta2)]
         return torch.stack([unbiased[1].sqrt(), -(torch.full_like(counts, lr) / unbiased[0])], 1).double()
 
-    places = range(len(params))
-    ranges = _ranges(places, params, grads, states)
-    if _asked.run:
-        _asked.run("adam", numbers, ranges, core.Late(0, lr, beta1, beta2, not as_cuda, 0), late)
-        return
-    for one, (root, size) in zip(ranges, late(places).tolist()):
-        numbers.root_divisor, numbers.negative_step = (root, size) if as_cuda else (math.sqrt(1 - beta2**root), -(lr / (1 - beta1**root)))
-        core.optimizer_adam(ctypes.byref(numbers), (core.StepRange * 1)(one), 1, 1)
+    for (param_dtype, grad_dtype, _), here in _alike(params, grads, [None] * len(params)):
+        step = _step(not as_cuda, param_dtype, grad_dtype, kind, decay, maximize, amsgrad)
+        numbers = core.Adam(step, beta1 if as_cuda else 1 - beta1, beta2, 1 - beta2, 1.0, eps, 0.0)
+        ranges = _ranges(here, params, grads, states)
+        if _asked.run:
+            _asked.run("adam", numbers, ranges, core.Late(0, lr, beta1, beta2, not as_cuda, 0), functools.partial(late, here))
+            continue
+        for one, (root, size) in zip(ranges, late(here, range(len(here))).tolist()):
+            numbers.root_divisor, numbers.negative_step = (root, size) if as_cuda else (math.sqrt(1 - beta2**root), -(lr / (1 - beta1**root)))
+            core.optimizer_adam(ctypes.byref(numbers), (core.StepRange * 1)(one), 1, 1)
 
 
 def _adam_can(form, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, grad_scale, found_inf, amsgrad, has_complex,
@@ -368,7 +377,7 @@ def _step_on_host(kind, form, stock, arguments):
 
 
 def _can_on_host(kind, form, arguments):
-    plain = (form != "fused" or kind.name == "adam") and _chosen != "native" and not _asked.working and _asked.factor == 1.0
+    plain = (form != "fused" or kind.name == "adam") and _chosen != "native" and _asked.factor == 1.0
     if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return False
     return _are_apart(arguments["params"]) and all(t is not None and t.dtype is torch.float32 for t in _written(kind, arguments))

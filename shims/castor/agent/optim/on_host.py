@@ -2,10 +2,11 @@
 
 The script's own optimizer runs as ever; in place of PyTorch's function for a device the kernels for the CPU step its tensors where they lie,
 with the bits of that function (kernels.py), and behind the script's back (interpose/device/updates.h). A parameter that is on the
-device itself lends its values: they go to the host before, and come back after. One whose memory is to be read alone is stepped where the
+device itself lends its values: they go to the host before, and come back after. With CASTOR_PRECISION masters are stepped. One whose memory is to be read alone is stepped where the
 node's other ranks read it (step_parts.targeted)."""
 import ctypes
 import functools
+import itertools
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -24,7 +25,7 @@ def step(optimizer, pairs, run):
     done, result = [], None
     if core.options.device_step == "parts" or type(optimizer) not in step_common.KNOWN or torch.cuda.is_current_stream_capturing():
         return done, result
-    if masters.on_devices(optimizer) or step_common.share_memory(optimizer, pairs):
+    if step_common.share_memory(optimizer, pairs):
         return done, result
     able = _able(optimizer, pairs)
     for group in optimizer.param_groups:
@@ -63,13 +64,19 @@ def _able(optimizer, pairs):
     able = [(p, grad) for p, grad in pairs if p.dim() and (id(p) not in moved or p in optimizer.state)]
     some = [step_common.tensors_of(optimizer, p, grad) for p, grad in able]
     found = iter(homes.tiers([t for each in some for t in each[1:]]))
-    return [pair for pair, each in zip(able, some) if all([next(found) == core.HOME_HOST for _ in each[1:]]) and _are_alike(each)]
+    return [pair for pair, each in zip(able, some) if all([next(found) == core.HOME_HOST for _ in each[1:]]) and _are_alike(pair[0], each)]
 
 
-def _are_alike(some):
-    first = some[0]
-    return (tensors.is_dense(first)
-            and all(t.dtype is torch.float32 and t.shape == first.shape and t.stride() == first.stride() for t in some))
+def _are_alike(p, some):
+    """`some`: of step_common.tensors_of. With a master the parameter has 16 bits, and its gradient may have."""
+    wide, narrow = masters.of(p), (torch.float32,)
+    if wide is not None:
+        if p.dtype is not masters.dtype or wide.written() or len(some) < 3 or some[2] is not wide.tensor:
+            return False
+        narrow = p.dtype, torch.float32
+    types = narrow[:1], narrow
+    return (tensors.is_dense(p) and all(t.shape == p.shape and t.stride() == p.stride() for t in some)
+            and all(t.dtype in allowed for t, allowed in itertools.zip_longest(some, types, fillvalue=(torch.float32,))))
 
 
 def _step(index, pairs, run):
@@ -83,11 +90,18 @@ def _step(index, pairs, run):
     try:
         result = _lend(device, lent, run) if lent else None
         if at_home:
-            with step_common.shown(at_home), kernels.on_host(functools.partial(_enqueue, device, lambda address: step_parts.target(own[address]))):
-                result = run()
+            result = _run(device, at_home, lambda address: step_parts.target(own[address]), run)
     finally:
         device.end()
     return result
+
+
+def _run(device, pairs, stepped_for, run):
+    wide = [pair for pair in pairs if masters.of(pair[0]) is not None]
+    working = {masters.of(p).tensor.data_ptr(): (p.data, grad) for p, grad in wide}
+    float_pairs = [pair for pair in pairs if masters.of(pair[0]) is None]
+    with step_common.shown(float_pairs), masters.exchanged(wide), kernels.on_host(functools.partial(_enqueue, device, stepped_for), working):
+        return run()
 
 
 def _lend(device, pairs, run):
@@ -98,8 +112,7 @@ def _lend(device, pairs, run):
         size = sum(copy.nbytes for copy in copies)
         device.count(core.HOME_HOST, size, device.comes)
     lent = {p.data_ptr(): copy for (p, _), copy in zip(pairs, copies)}
-    with step_common.shown(pairs), kernels.on_host(functools.partial(_enqueue, device, lent.pop)):
-        result = run()
+    result = _run(device, pairs, lent.pop, run)
     with torch.no_grad(), torch.cuda.stream(device.goes):
         core.device_updates_wait(device.index, device.goes.cuda_stream)
         for p, _ in pairs:
@@ -111,7 +124,7 @@ def _lend(device, pairs, run):
 
 def _copy_of(p):
     copy = _copies.get(p)
-    if copy is None or copy.shape != p.shape or copy.stride() != p.stride():
+    if copy is None or copy.dtype is not p.dtype or copy.shape != p.shape or copy.stride() != p.stride():
         _copies[p] = copy = torch.empty_strided(p.size(), p.stride(), dtype=p.dtype, device="cpu", pin_memory=True)
     return copy
 

@@ -416,6 +416,24 @@ def shown(optimizer, pairs):
         showing.leave()
 
 
+@contextlib.contextmanager
+def exchanged(pairs):
+    """The optimizer sees the masters of these (parameter, gradient) pairs on devices, and steps them where it sees them; in place of a gradient of
+    16 bits it sees the master again."""
+    seen = [(p, p.data, of(p)) for p, _ in pairs]
+    for (p, _, wide), (_, grad) in zip(seen, pairs):
+        p.grad = None
+        p.data = wide.tensor
+        p.grad = grad if grad.dtype is wide.tensor.dtype else wide.tensor.detach()
+    try:
+        yield
+    finally:
+        for p, narrow, wide in seen:
+            p.grad = None
+            p.data = narrow
+            wide.seen()
+
+
 def _push(wides):
     """Copies the edits of the owner's script in its views to the store."""
     core.views_push(core.pointers([w.place.view_address for w in wides]), core.pointers([w.alias.data_ptr() for w in wides]),
