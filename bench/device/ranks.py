@@ -21,7 +21,7 @@ sys.path[1:1] = [os.path.dirname(HERE)]
 from jobs import CASTOR, clean_environment  # noqa: E402
 
 STEPS = 3, 7
-ON_THE_HOST = "CASTOR_DEVICE_BUDGET=5M"  # has slots and parts of steps, and no homes
+ON_THE_HOST = "CASTOR_DEVICE_BUDGET=5M"  # has slots, and no homes
 # (name, plugin, script, options, what a rank sends by the formulas in units of (N - 1) / N parameters)
 SYSTEMS = [
     ("DistributedDataParallel", "none", "ddp", (), 2),
@@ -29,6 +29,7 @@ SYSTEMS = [
     ("ddp", "ddp", "ddp", (), 2),
     ("zero1 (ZeRO-1: 2)", "zero1", "ddp", (), 3),
     ("zero2 (ZeRO-2)", "zero2", "ddp", (), 2),
+    ("zero2, on the host", "zero2", "ddp", (ON_THE_HOST,), 2),
     ("gemini, on the devices", "gemini", "ddp", (), 2),
     ("gemini, on the host", "gemini", "ddp", (ON_THE_HOST,), 1),
 ]

@@ -12,6 +12,7 @@ what least.py computes for the times between uses that were measured.
 not run again. --seconds: no case begins after so many; the status is 3 if some are left.
 """
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -45,18 +46,54 @@ HIDDEN = 1.1  # of the longer of compute and link a step may take
 WAYS = {"in": "to_device", "out": "to_host"}
 MOST = 1.05  # of the least bytes, to keep within
 IN_TIME = 0.9  # of the uses, where compute allows
+FROM_SLOTS = 0.99  # of the uses, where casts read them
 
 
-def train(args, optimizer, micro_steps, budget, pace, evaluates, where):
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How a script trains, beside plain float. A model of many matrices of more than 1 MiB, which PyTorch's allocator keeps apart from what is
+    small."""
+    options: tuple = ()  # of Castor
+    words: tuple = ()  # of train.py
+    bytes: int = 4  # of a parameter that products read
+    layers: int = 24
+    hidden: int = 544
+
+
+KINDS = {"autocast": Kind(words=("--autocast",)), "bf16": Kind(options=("CASTOR_PRECISION=bf16",), bytes=2, layers=12, hidden=768),
+         "activations": Kind(options=("CASTOR_ACTIVATIONS=offload", "CASTOR_ACTIVATIONS_LEAST=8K"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    optimizer: str
+    micro_steps: int
+    share: float
+    pace: str
+    evaluates: bool = False
+    steps: str = STEPS_WHERE[0]
+    kind: str = ""  # of KINDS; "": plain float
+
+    @property
+    def name(self):
+        what = "evaluation" if self.evaluates else self.optimizer + (f", {self.micro_steps} micro-steps" if self.micro_steps > 1 else "")
+        return f"{what}, {self.share:g}, {self.pace}" + (f", {self.kind}" if self.kind else "") + (", in parts" if self.steps == "parts" else "")
+
+
+def parameters_of(layers, hidden):
+    return layers * (12 * hidden**2 + 13 * hidden) + (2 * 256 + 32 + 2) * hidden
+
+
+def train(args, wanted, layers, hidden, budget, options=(), words=()):
     """(what train.py says, what Castor's report says of the device)"""
     with tempfile.TemporaryDirectory(prefix="castor-bench-") as folder:
-        environment = simulated.environment(base=clean_environment({"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}), memory="8G", numbers=True, **pace)
+        environment = simulated.environment(base=clean_environment({"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}), memory="8G", numbers=True, **PACES[wanted.pace])
         preload, path = environment.pop("LD_PRELOAD"), environment.get("PYTHONPATH")
-        command = [CASTOR, "run", "--plugin", "gemini", "--log-dir", folder, "--set", f"CASTOR_DEVICE_BUDGET={budget}",
-                   "--set", f"CASTOR_DEVICE_STEP={where}", "--",
+        sets = [word for option in (f"CASTOR_DEVICE_BUDGET={budget}", f"CASTOR_DEVICE_STEP={wanted.steps}", *options) for word in ("--set", option)]
+        command = [CASTOR, "run", "--plugin", "gemini", "--log-dir", folder, *sets, "--",
                    "sh", "-c", 'export LD_PRELOAD="$LD_PRELOAD:$0" PYTHONPATH="$1:$PYTHONPATH"; shift; exec "$@"', preload, path,
-                   args.python, os.path.join(HERE, "train.py"), str(args.layers), str(args.hidden), optimizer, str(micro_steps), str(STEPS)]
-        command += ["--evaluate"] if evaluates else []
+                   args.python, os.path.join(HERE, "train.py"), str(layers), str(hidden), wanted.optimizer, str(wanted.micro_steps), str(STEPS), *words]
+        command += ["--evaluate"] if wanted.evaluates else []
         environment.pop("PYTHONPATH")
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         if done.returncode != 0:
@@ -65,21 +102,69 @@ def train(args, optimizer, micro_steps, budget, pace, evaluates, where):
         return json.loads(done.stdout), json.loads(report.stdout)["ranks"][0]["device"]
 
 
-def case(args, optimizer, micro_steps, share, pace, evaluates, where):
+def of_step(counts, key):
+    return (counts[-1][key] - counts[WARM_UP][key]) / (STEPS - WARM_UP)
+
+
+def slots_of_step(said):
+    return {key: of_step(said["slots"], key) for key in said["slots"][-1] if key != "region_bytes"}
+
+
+def link_of_step(said):
+    return {way: round(of_step(said["link"], n)) for n, way in enumerate(WAYS)}
+
+
+def case_of_kind(args, wanted):
+    """A step's figures of another kind than plain float."""
+    kind = KINDS[wanted.kind]
+    count = parameters_of(kind.layers, kind.hidden)
+    model = count * 4 * (2 + STATES[wanted.optimizer])  # with masters as well: two more bytes, and two fewer for a gradient
+    budget = int(model * wanted.share)
+    said, told = train(args, wanted, kind.layers, kind.hidden, budget, kind.options, kind.words)
+    slots, link = slots_of_step(said), link_of_step(said)
+    units = kind.bytes * count
+    after = range(WARM_UP, STEPS)
+    gradients = sum(p["bytes"] for p in said["parameters"] if p["grad"])
+    gone = sum(said["link_before_step"][k][1] - said["link"][k][1] for k in after) / len(after) - gradients
+    come = link["in"] - slots["copied_bytes"] - (link["out"] - gradients - gone)  # what is lent to the processors comes back
+    return {**dataclasses.asdict(wanted), "name": wanted.name, "layers": kind.layers, "hidden": kind.hidden, "date": time.strftime("%Y-%m-%d"),
+            "load": os.getloadavg()[0], "model_bytes": model, "budget_bytes": budget, "region_bytes": said["slots"][-1]["region_bytes"],
+            "host_steps": told["host_steps"], "link_bytes": link, "in_parameters": {way: round(size / units, 3) for way, size in link.items()},
+            "from_slots": 1 - slots["home_reads"] / slots["uses"], "in_time": slots["in_time"] / slots["uses"], "slots": slots,
+            "activations": {"gone": round(gone), "come": round(come)} if wanted.kind == "activations" else None,
+            "losses": said["losses"], "step_seconds": said["seconds"]}
+
+
+def show_kind(row):
+    """Prints a case of another kind; whether it misses a target."""
+    misses = []
+    if row["kind"] == "autocast":
+        misses += [f"{row['from_slots']:.3f} of the reads came from slots"] if row["from_slots"] < FROM_SLOTS else []
+    if row["in_time"] < IN_TIME:
+        misses.append(f"{row['in_time']:.2f} of the operands came in time")
+    moved = sum(row["in_parameters"].values())
+    if row["kind"] == "bf16" and moved > MOST * PARAMETERS_MOST:
+        misses.append(f"{moved:.2f} of the parameters passed the link")
+    if row["activations"] and not 0 < row["activations"]["come"] <= row["activations"]["gone"]:
+        misses.append("activations do not go and come once each, but for what is still on its way when it is needed")
+    activations = row["activations"] and f"; activations {row['activations']['gone'] / 1e6:.1f} MB out, {row['activations']['come'] / 1e6:.1f} in"
+    print(f"{row['name']:45} x parameters: in {row['in_parameters']['in']:.2f}, out {row['in_parameters']['out']:.2f}; {row['slots']['uses']:.0f} uses, "
+          f"{row['from_slots']:.3f} from slots, {row['in_time']:.3f} in time{activations or ''}", *misses, sep="\n    MISSED " if misses else "", flush=True)
+    return bool(misses)
+
+
+def case(args, wanted):
     """A step's figures."""
-    all_parameters = args.layers * (12 * args.hidden**2 + 13 * args.hidden) + (2 * 256 + 32 + 2) * args.hidden
-    model = all_parameters * 4 * (1 if evaluates else 2 + STATES[optimizer])
-    budget = int(model * share)
-    said, told = train(args, optimizer, micro_steps, budget, PACES[pace], evaluates, where)
-
-    def of_step(counts, key):
-        return (counts[-1][key] - counts[WARM_UP][key]) / (STEPS - WARM_UP)
-
-    slots = {key: of_step(said["slots"], key) for key in said["slots"][-1] if key != "region_bytes"}
-    link = {way: round(of_step(said["link"], n)) for n, way in enumerate(WAYS)}
+    if wanted.kind:
+        return case_of_kind(args, wanted)
+    all_parameters = parameters_of(args.layers, args.hidden)
+    model = all_parameters * 4 * (1 if wanted.evaluates else 2 + STATES[wanted.optimizer])
+    budget = int(model * wanted.share)
+    said, told = train(args, wanted, args.layers, args.hidden, budget)
+    slots, link = slots_of_step(said), link_of_step(said)
     whole = {way: {"castor": told["link"][key]["bytes"], "simulation": said["link"][-1][n]} for n, (way, key) in enumerate(WAYS.items())}
     region = said["slots"][-1]["region_bytes"]
-    at_least = least.step(said["parameters"], region, micro_steps, evaluates, where == "host")
+    at_least = least.step(said["parameters"], region, wanted.micro_steps, wanted.evaluates, wanted.steps == "host")
     on_host = {kind: sum(p["bytes"] for p in said["parameters"] if p[kind]) for kind in ("param", "grad")}
     on_host["states"] = sum(p["bytes"] * sum(p["states"]) for p in said["parameters"])
     after = range(WARM_UP, STEPS)
@@ -89,12 +174,12 @@ def case(args, optimizer, micro_steps, share, pace, evaluates, where):
     by_use = {"operands_in": slots["copied_bytes"], "gradients_out": gradients,
               "parts_in": link["in"] - slots["copied_bytes"], "parts_out": link["out"] - gradients}
     in_parameters = {key: round(size / (4 * all_parameters), 3) for key, size in by_use.items()}
-    bandwidth = PACES[pace]["link_bandwidth"]
+    bandwidth = PACES[wanted.pace]["link_bandwidth"]
     rate = int(bandwidth[:-1]) * {"G": 1 << 30, "M": 1 << 20}[bandwidth[-1]]
     of_steps = [least.waits(said["parameters"], region, said["moments"][k], rate) for k in after]
     waits = {f"{key}_seconds": sum(one[n] for one in of_steps) / len(of_steps) for n, key in enumerate(("castor", "belady", "compute"))}
-    row = {"name": name_of(optimizer, micro_steps, share, pace, evaluates, where), "steps": where, "host_steps": told["host_steps"], "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
-           "in_parameters": in_parameters, "waits": waits, "touched_bytes": said["touched"], "optimizer": optimizer, "micro_steps": micro_steps, "share": share, "pace": pace, "evaluates": evaluates, "model_bytes": model,
+    row = {**dataclasses.asdict(wanted), "name": wanted.name, "host_steps": told["host_steps"], "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
+           "in_parameters": in_parameters, "waits": waits, "touched_bytes": said["touched"], "model_bytes": model,
            "budget_bytes": budget, "region_bytes": region, "on_host_bytes": on_host, "link_bytes": link, "whole_run_bytes": whole,
            "least_bytes": at_least, "slots": slots, "losses": said["losses"], "step_seconds": said["seconds"]}
     assert at_least["uses"] == slots["uses"], f"{slots['uses']} uses in a step, and {at_least['uses']} are known of"
@@ -125,13 +210,10 @@ def cases(args):
     for share in map(float, args.shares.split(",")):
         for where in STEPS_WHERE:
             for optimizer, micro_steps, pace in TRAININGS:
-                yield optimizer, micro_steps, share, pace, False, where
-        yield "adamw", 1, share, "compute allows", True, STEPS_WHERE[0]
-
-
-def name_of(optimizer, micro_steps, share, pace, evaluates, where):
-    what = "evaluation" if evaluates else optimizer + (f", {micro_steps} micro-steps" if micro_steps > 1 else "")
-    return f"{what}, {share:g}, {pace}" + (", in parts" if where == "parts" else "")
+                yield Case(optimizer, micro_steps, share, pace, steps=where)
+        yield Case("adamw", 1, share, "compute allows", evaluates=True)
+        for kind in KINDS:
+            yield Case("adamw", 1, share, "compute allows", kind=kind)
 
 
 def main():
@@ -159,13 +241,12 @@ def main():
             rows = kept(args, json.load(file))
     begin = time.monotonic()
     for wanted in cases(args):
-        name = name_of(*wanted)
-        if args.only not in name or any(row["name"] == name for row in rows):
+        if args.only not in wanted.name or any(row["name"] == wanted.name for row in rows):
             continue
         if args.seconds and time.monotonic() - begin > args.seconds:
             left += 1
             continue
-        rows.append(case(args, *wanted))
+        rows.append(case(args, wanted))
         failed += show(rows[-1])
         if args.output:
             write(args, rows)
@@ -177,6 +258,8 @@ def main():
 
 def show(row):
     """Prints a case; whether it misses a target."""
+    if row["kind"]:
+        return show_kind(row)
     misses = wrong(row)
     ratios = [row["link_bytes"][way] / row["least_bytes"][way] for way in WAYS if row["least_bytes"][way]]
     at, belady, waits = row["slots"], row["least_bytes"]["operands_in"], row["waits"]
@@ -201,7 +284,7 @@ def kept(args, found):
 
 def write(args, rows):
     """The cases in their order."""
-    order = [name_of(*wanted) for wanted in cases(args)]
+    order = [wanted.name for wanted in cases(args)]
     rows = sorted(rows, key=lambda row: order.index(row["name"]) if row["name"] in order else len(order))
     with open(args.output + ".part", "w") as out:
         json.dump({"bench": "device", "what": __doc__.split("\n\n")[0], "date": time.strftime("%Y-%m-%d"),

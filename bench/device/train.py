@@ -1,8 +1,8 @@
-"""A plain GPT on one CUDA device, for run.py: train.py LAYERS HIDDEN OPTIMIZER MICRO_STEPS STEPS [--evaluate]
+"""A plain GPT on one CUDA device, for run.py: train.py LAYERS HIDDEN OPTIMIZER MICRO_STEPS STEPS [--evaluate] [--autocast]
 
 Beside training it prints, as JSON, what the simulation counted on the device's link and what Castor counted in slots at the end of each
 step, when its matrices were used and how long the device had waited for events of other streams until then, and which of its model data lay
-on the host. One more step counts what operators other than products of matrices touch in homes on the host. --evaluate: passes forward only, nothing is written.
+on the host. One more step counts what operators other than products of matrices touch in homes on the host. --evaluate: passes forward only, nothing is written. --autocast: in bfloat16.
 """
 import argparse
 import ctypes
@@ -85,6 +85,7 @@ def main():
     parser.add_argument("micro_steps", type=int)
     parser.add_argument("steps", type=int)
     parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--autocast", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -99,7 +100,8 @@ def main():
 
     def loss_of(number):
         ids = data[number % 32 * 2 :][:2].to("cuda")
-        logits = model(ids[:, :-1])
+        with torch.autocast("cuda", torch.bfloat16, args.autocast):
+            logits = model(ids[:, :-1]).float()
         return F.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
 
     def train(step):

@@ -23,7 +23,7 @@ static castor_status check_homes(int device, const castor_step *step, const cast
     bool able = true, wide = step->param_dtype == CASTOR_DTYPE_F32;
     for (uint32_t i = 0; i < count && able; i++) {
         able = wide ? !ranges[i].master : ranges[i].master && is_at_home(device, ranges[i].master);
-        able = able && is_at_home(device, ranges[i].grad) &&
+        able = able && (devices_find((uintptr_t)ranges[i].grad) < 0 || is_at_home(device, ranges[i].grad)) &&
                (devices_find((uintptr_t)ranges[i].param) < 0 || is_at_home(device, ranges[i].param));
         for (int state = 0; state < 3 && able; state++)
             able = !ranges[i].states[state] || is_at_home(device, ranges[i].states[state]);

@@ -42,9 +42,7 @@ _told = set()  # PyTorch's functions that stay, and of which the log says so
 
 
 class _Asked(threading.local):
-    """The arguments of `publishing` and `on_host`, for the steps of this thread.
-
-    gradients  {address of a parameter: the gradient that is taken for the one given}"""
+    """The arguments of `publishing` and `on_host`, for the steps of this thread."""
 
     factor, working, gradients = 1.0, {}, {}
     run, rounding = None, None  # run(name of the kernel, its numbers, ranges[, castor_late, its numbers]) in place of the kernel
@@ -73,14 +71,12 @@ class NotOnHost(Exception):
 
 
 @contextlib.contextmanager
-def on_host(run, masters):
+def on_host(run, working, gradients):
     """Inside, steps of this thread of parameters on a CUDA device are those of the kernels for the CPU, with the bits of the device:
-    run(name, numbers, ranges) has them done. NotOnHost comes from a step that they cannot do so. `masters`: {address of a float parameter:
-    its 16-bit working copy, the gradient}."""
+    run(name, numbers, ranges) has them done. NotOnHost comes from a step that they cannot do so. `working`: as of `publishing`; `gradients`:
+    {address of a parameter: the gradient that is taken in place of its own}, which may have 16 bits."""
     _replace_all()
-    _asked.run = run
-    _asked.working = {address: working for address, (working, _) in masters.items()}
-    _asked.gradients = {address: gradient for address, (_, gradient) in masters.items()}
+    _asked.run, _asked.working, _asked.gradients = run, working, gradients
     try:
         yield
     finally:

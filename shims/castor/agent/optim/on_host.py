@@ -1,8 +1,8 @@
-"""Optimizer steps by the processors, of parameters whose gradients and states are on the host (CASTOR_DEVICE_STEP).
+"""Optimizer steps by the processors, of parameters whose states are on the host (CASTOR_DEVICE_STEP).
 
 The script's own optimizer runs as ever; in place of PyTorch's function for a device the kernels for the CPU step its tensors where they lie,
-with the bits of that function (kernels.py), and behind the script's back (interpose/device/updates.h). A parameter that is on the
-device itself lends its values: they go to the host before, and come back after. With CASTOR_PRECISION masters are stepped. One whose memory is to be read alone is stepped where the
+with the bits of that function (kernels.py), and behind the script's back (interpose/device/updates.h). What is on the
+device itself is lent: parameters and gradients go to the host before, and parameters come back after. With CASTOR_PRECISION masters are stepped. One whose memory is to be read alone is stepped where the
 node's other ranks read it (step_parts.targeted)."""
 import ctypes
 import functools
@@ -17,7 +17,7 @@ from ..device import homes, step_common, step_parts
 from ..precision import masters
 from . import kernels
 
-_copies = WeakTensorKeyDictionary()  # parameter on the device: its copy on the host
+_parameters, _gradients = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()  # of one on the device: the copy on the host, by parameter
 
 
 def step(optimizer, pairs, run):
@@ -59,12 +59,21 @@ def _tell(line):
 
 
 def _able(optimizer, pairs):
-    """Those of which everything but the parameter is in homes on the host. States that are yet to be made come to be in parts."""
+    """Those whose states are on the host, and whose step carries no more over the link there than in parts. States that are yet to be made come
+    to be in parts."""
     moved = {id(p) for group in optimizer.param_groups if group.get("momentum", 1) for p in group["params"]}
     able = [(p, grad) for p, grad in pairs if p.dim() and (id(p) not in moved or p in optimizer.state)]
     some = [step_common.tensors_of(optimizer, p, grad) for p, grad in able]
-    found = iter(homes.tiers([t for each in some for t in each[1:]]))
-    return [pair for pair, each in zip(able, some) if all([next(found) == core.HOME_HOST for _ in each[1:]]) and _are_alike(pair[0], each)]
+    tiers = iter(homes.tiers([t for each in some for t in each]))
+    return [pair for pair, each in zip(able, some) if _pays(each, [next(tiers) == core.HOME_HOST for _ in each]) and _are_alike(pair[0], each)]
+
+
+def _pays(some, there):
+    """`some`: of step_common.tensors_of; there: whether each is on the host. What the processors step and is not there is lent: a parameter comes
+    back. In parts all that is there comes, and leaves again but for gradients."""
+    parameter, gradient, *states = (t.nbytes for t in some)
+    lent = 2 * parameter * (not there[0]) + gradient * (not there[1])
+    return all(there[2:]) and lent <= 2 * parameter * there[0] + gradient * there[1] + 2 * sum(states)
 
 
 def _are_alike(p, some):
@@ -82,51 +91,57 @@ def _are_alike(p, some):
 def _step(index, pairs, run):
     """Those of one group on one device; first the ones for which the device waits."""
     device = step_common.device(index)
-    tiers = homes.tiers([p for p, _ in pairs])
-    lent = [pair for pair, tier in zip(pairs, tiers) if tier != core.HOME_HOST]
-    at_home = [pair for pair, tier in zip(pairs, tiers) if tier == core.HOME_HOST]
+    there = [tier == core.HOME_HOST for tier in homes.tiers([t for pair in pairs for t in pair])]
+    lent = [pair for pair, is_there in zip(pairs, there[::2]) if not is_there]
+    at_home = [pair for pair, is_there in zip(pairs, there[::2]) if is_there]
     own = {p.data_ptr(): p.data for p, _ in at_home}
     device.begin()
     try:
-        result = _lend(device, lent, run) if lent else None
+        gradients = _lend(device, _gradients, [pair for pair, is_there in zip(pairs, there[1::2]) if not is_there])
+        result = _step_lent(device, lent, gradients, run) if lent else None
         if at_home:
-            result = _run(device, at_home, lambda address: step_parts.target(own[address]), run)
+            result = _run(device, at_home, gradients, lambda address: step_parts.target(own[address]), run)
     finally:
         device.end()
     return result
 
 
-def _run(device, pairs, stepped_for, run):
+def _run(device, pairs, gradients, stepped_for, run):
+    """gradients: those that were lent, by parameter."""
     wide = [pair for pair in pairs if masters.of(pair[0]) is not None]
-    working = {masters.of(p).tensor.data_ptr(): (p.data, grad) for p, grad in wide}
-    float_pairs = [pair for pair in pairs if masters.of(pair[0]) is None]
-    with step_common.shown(float_pairs), masters.exchanged(wide), kernels.on_host(functools.partial(_enqueue, device, stepped_for), working):
+    plain = [pair for pair in pairs if masters.of(pair[0]) is None]
+    working = {masters.of(p).tensor.data_ptr(): p.data for p, _ in wide}
+    taken = {masters.of(p).tensor.data_ptr(): gradients.get(id(p), grad) for p, grad in wide}
+    taken.update((p.data_ptr(), gradients[id(p)]) for p, _ in plain if id(p) in gradients)
+    with step_common.shown(plain), masters.exchanged(wide), kernels.on_host(functools.partial(_enqueue, device, stepped_for), working, taken):
         return run()
 
 
-def _lend(device, pairs, run):
-    copies = [_copy_of(p) for p, _ in pairs]
-    with torch.no_grad(), torch.cuda.stream(device.comes):
-        for (p, _), copy in zip(pairs, copies):
-            copy.copy_(p.data, non_blocking=True)
-        size = sum(copy.nbytes for copy in copies)
-        device.count(core.HOME_HOST, size, device.comes)
-    lent = {p.data_ptr(): copy for (p, _), copy in zip(pairs, copies)}
-    result = _run(device, pairs, lent.pop, run)
+def _step_lent(device, pairs, gradients, run):
+    copies = _lend(device, _parameters, [(p, p.data) for p, _ in pairs])
+    lent = {p.data_ptr(): copies[id(p)] for p, _ in pairs}
+    result = _run(device, pairs, gradients, lent.pop, run)
     with torch.no_grad(), torch.cuda.stream(device.goes):
         core.device_updates_wait(device.index, device.goes.cuda_stream)
-        for p, _ in pairs:
-            if p.data_ptr() not in lent:  # those that were stepped
-                p.data.copy_(_copies[p], non_blocking=True)
-        device.count(core.HOME_DEVICE, size, device.goes)
+        stepped = [p for p, _ in pairs if p.data_ptr() not in lent]
+        for p in stepped:
+            p.data.copy_(copies[id(p)], non_blocking=True)
+        device.count(core.HOME_DEVICE, sum(p.nbytes for p in stepped), device.goes)
     return result
 
 
-def _copy_of(p):
-    copy = _copies.get(p)
-    if copy is None or copy.dtype is not p.dtype or copy.shape != p.shape or copy.stride() != p.stride():
-        _copies[p] = copy = torch.empty_strided(p.size(), p.stride(), dtype=p.dtype, device="cpu", pin_memory=True)
-    return copy
+def _lend(device, kept, some):
+    """some: (parameter, a tensor of it) each. Copies on the host, by the parameter's id; the processors are done with what these held."""
+    copies = {}
+    with torch.no_grad(), torch.cuda.stream(device.comes):
+        core.device_updates_wait(device.index, device.comes.cuda_stream)
+        for p, t in some:
+            copy = kept.get(p)
+            if copy is None or copy.dtype is not t.dtype or copy.shape != t.shape or copy.stride() != t.stride():
+                kept[p] = copy = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu", pin_memory=True)
+            copies[id(p)] = copy.copy_(t, non_blocking=True)
+        device.count(core.HOME_HOST, sum(t.nbytes for _, t in some), device.comes)
+    return copies
 
 
 def _enqueue(device, stepped_for, name, numbers, ranges, late=None, late_numbers=None):
