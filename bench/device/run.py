@@ -122,7 +122,7 @@ def case_of_kind(args, wanted):
     budget = int(model * wanted.share)
     said, told = train(args, wanted, kind.layers, kind.hidden, budget, kind.options, kind.words)
     slots, link = slots_of_step(said), link_of_step(said)
-    units = kind.bytes * count
+    units, uses = kind.bytes * count, slots["uses"] or 1  # all may be on the device
     after = range(WARM_UP, STEPS)
     gradients = sum(p["bytes"] for p in said["parameters"] if p["grad"])
     gone = sum(said["link_before_step"][k][1] - said["link"][k][1] for k in after) / len(after) - gradients
@@ -130,7 +130,7 @@ def case_of_kind(args, wanted):
     return {**dataclasses.asdict(wanted), "name": wanted.name, "layers": kind.layers, "hidden": kind.hidden, "date": time.strftime("%Y-%m-%d"),
             "load": os.getloadavg()[0], "model_bytes": model, "budget_bytes": budget, "region_bytes": said["slots"][-1]["region_bytes"],
             "host_steps": told["host_steps"], "link_bytes": link, "in_parameters": {way: round(size / units, 3) for way, size in link.items()},
-            "from_slots": 1 - slots["home_reads"] / slots["uses"], "in_time": slots["in_time"] / slots["uses"], "slots": slots,
+            "from_slots": 1 - slots["home_reads"] / uses, "in_time": (slots["in_time"] + uses - slots["uses"]) / uses, "slots": slots,
             "activations": {"gone": round(gone), "come": round(come)} if wanted.kind == "activations" else None,
             "losses": said["losses"], "step_seconds": said["seconds"]}
 

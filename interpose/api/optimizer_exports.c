@@ -100,7 +100,8 @@ static castor_status check_step(const castor_step *step) {
         return error_set(CASTOR_ERR_ARGUMENT, "optimizer step: there is no rounding of kind %d",
                          step->rounding);
     if (step->rounding >= KERNEL_ROUNDS_AS_CUDA && step->fused)
-        return error_set(CASTOR_ERR_ARGUMENT, "optimizer step: rounding as on CUDA devices is without `fused`");
+        return error_set(CASTOR_ERR_ARGUMENT,
+                         "optimizer step: rounding as on CUDA devices is without `fused`");
     if (step->decay_kind < 0 || step->decay_kind >= KERNEL_DECAY_COUNT)
         return error_set(CASTOR_ERR_ARGUMENT, "optimizer step: there is no decay of kind %d",
                          step->decay_kind);

@@ -58,9 +58,10 @@ castor_status updates_create(updates **out, homes *h, const device_driver *drive
 /* What is not over never will be; what runs is waited for. No other thread may be inside. */
 void updates_destroy(updates *u);
 
-/* The ranges lie in homes on the host. A master takes up first what was written into its parameter (kernel_settle). What is enqueued in `stream` up to now comes before. `threads`: how many of the processors do it;
- * the first call's counts. `late`: where on the device the doubles are that the step waits for, in the order of the ranges. An error: the step was not
- * added, or not all of it, if there are more than UPDATES_MAX / 2 ranges. */
+/* The ranges lie in homes on the host, or in other memory of it. A master takes up first what was written into its parameter
+ * (kernel_settle). What is enqueued in `stream` up to now comes before. `threads`: how many of the processors do it; the first call's counts.
+ * `late`: where on the device the doubles are that the step waits for, in the order of the ranges. An error: the step was not added, or not
+ * all of it, if there are more than UPDATES_MAX / 2 ranges. */
 castor_status updates_add(updates *u, const update_step *step, const kernel_range *ranges, uint32_t count,
                           uintptr_t late, int threads, uint64_t stream);
 

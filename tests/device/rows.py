@@ -76,6 +76,7 @@ AWAY_SLOWLY = Device("a quarter, and activations on the host, with delays", 0.25
 # Steps on the host that are late, by up to so many microseconds a parameter; none there.
 LATE = Device("a quarter, and steps on the host that are late", 0.25, variables=(("CASTOR_UPDATE_DELAY", "20000"),), steps="host")
 LATE_TOO = Device("an eighth, and steps on the host that are late", 0.125, variables=(("CASTOR_UPDATE_DELAY", "3000"),), latency="copy:300,event:60,launch:40")
+LENT = Device("nine tenths, and steps on the host that are late", 0.9, variables=(("CASTOR_UPDATE_DELAY", "3000"),), steps="host")
 IN_PARTS = Device("a quarter, and steps in parts", 0.25, options=("CASTOR_DEVICE_STEP=parts",), steps="parts")
 STATIC = Device("fixed shares", options=("CASTOR_PLACEMENT=static", "CASTOR_OFFLOAD_OPTIM_FRAC=1", "CASTOR_OFFLOAD_PARAM_FRAC=0.5"))
 # The CPU's store has what an optimizer gets before it comes to the device.
@@ -103,6 +104,7 @@ ALSO = {
     LATE: ("touched_after_steps:adam", "touched_after_steps:sgd", "mlp:adamw", "gpt:momentum", "tied:adam", "edited_in_place:sgd", "scaled:adamw", "half_on_the_host:adamw", "closure:adamw",
            "written_by_a_copy:momentum", "recomputed:adamw-single", "second_stream:amsgrad", "trains_on_a_stream:nesterov"),
     LATE_TOO: ("touched_after_steps:momentum", "touched_after_steps:adamw-fused", "trains_on_a_stream:adamw-fused", "touched_after_steps:adamw-single", "gpt:adamw", "steps_on_a_stream:momentum", "written_on_a_stream:adamw", "models_in_threads:adamw", "accumulation:adamw"),
+    LENT: ("touched_after_steps:adam", "gpt:adamw", "edited_in_place:adamw", "mlp:adamw-fused", "steps_on_a_stream:amsgrad"),
     IN_PARTS: ("mlp:adamw", "gpt:momentum", "tied:adam"),
     STATIC: ("mlp:adamw", "optimizer_before_device:momentum", "half_on_the_host:adamw", "trains_on_both_sides:sgd"),
     slow(0.25): ("mlp:adamw", "accumulation:momentum", "lstm:adam"),
@@ -183,9 +185,10 @@ def narrow(precision, only_short):
     every = [f"{word}:{optimizer}" for word in words for optimizer in ("momentum", "adamw")]
     every += [f"{precision}_trained:{optimizer}" for optimizer in ("sgd", "nesterov", "adam", "adamw-fused", "adamw-single", "adagrad")]
     slow = dataclasses.replace(quarter, name=f"{quarter.name}, delayed", latency=delayed(1).latency)
+    lent = dataclasses.replace(LENT, name=f"{LENT.name}, in {precision}", precision=precision)
     in_parts = dataclasses.replace(quarter, name=f"{quarter.name}, and steps in parts", options=IN_PARTS.options, steps="parts")
     found = [(device, word) for device in (room, half, quarter, slow, in_parts) for word in every]
-    found += [(late, word) for word in every if not word.endswith((":nesterov", ":adagrad"))]
+    found += [(device, word) for device in (late, lent) for word in every if not word.endswith((":nesterov", ":adagrad"))]
     found += [(unbound, f"{precision}_{word}") for word in ("clipped:adamw", "clipped:momentum")]
     return found + [(fourths, f"{precision}_micro_steps:{optimizer}") for optimizer in ("momentum", "adamw")]
 

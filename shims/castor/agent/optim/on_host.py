@@ -1,9 +1,9 @@
 """Optimizer steps by the processors, of parameters whose states are on the host (CASTOR_DEVICE_STEP).
 
 The script's own optimizer runs as ever; in place of PyTorch's function for a device the kernels for the CPU step its tensors where they lie,
-with the bits of that function (kernels.py), and behind the script's back (interpose/device/updates.h). What is on the
-device itself is lent: parameters and gradients go to the host before, and parameters come back after. With CASTOR_PRECISION masters are stepped. One whose memory is to be read alone is stepped where the
-node's other ranks read it (step_parts.targeted)."""
+with the bits of that function (kernels.py), and behind the script's back (interpose/device/updates.h). What is on the device itself is
+lent: parameters and gradients go to the host before, and parameters come back after. With CASTOR_PRECISION masters are stepped. A
+parameter whose memory can only be read is stepped where the node's other ranks read it (step_parts.targeted)."""
 import ctypes
 import functools
 import itertools
@@ -17,7 +17,8 @@ from ..device import homes, step_common, step_parts
 from ..precision import masters
 from . import kernels
 
-_parameters, _gradients = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()  # of one on the device: the copy on the host, by parameter
+# By parameter: what was lent, of itself and of its gradient. Memory of the host, which stays.
+_parameters, _gradients = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
 
 
 def step(optimizer, pairs, run):
@@ -28,6 +29,8 @@ def step(optimizer, pairs, run):
     if step_common.share_memory(optimizer, pairs):
         return done, result
     able = _able(optimizer, pairs)
+    for index in {p.device.index for p, _ in able if p in _gradients}:  # the last step may still read what it was lent
+        core.device_updates_wait(index, step_common.device(index).comes.cuda_stream)
     for group in optimizer.param_groups:
         mine = {id(p) for p in group["params"]}
         for index in sorted({p.device.index for p, _ in able if id(p) in mine}):
@@ -131,10 +134,9 @@ def _step_lent(device, pairs, gradients, run):
 
 
 def _lend(device, kept, some):
-    """some: (parameter, a tensor of it) each. Copies on the host, by the parameter's id; the processors are done with what these held."""
+    """some: (parameter, a tensor of it) each. Copies on the host, by the parameter's id."""
     copies = {}
     with torch.no_grad(), torch.cuda.stream(device.comes):
-        core.device_updates_wait(device.index, device.comes.cuda_stream)
         for p, t in some:
             copy = kept.get(p)
             if copy is None or copy.dtype is not t.dtype or copy.shape != t.shape or copy.stride() != t.stride():
