@@ -91,6 +91,10 @@ def _working_of(p):
     return _asked.working.get(p.data_ptr()) if _asked.working else None
 
 
+def is_plain(t):
+    return type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided and not t.is_inference()
+
+
 def _fits(*lists):
     """Whether a kernel steps these: plain tensors on one device, each parameter's gradient and states with its order of elements.
     They are float. A gradient may have 16 bits; under `hybrid` so may a parameter, and its gradient and states the same type."""
@@ -101,11 +105,11 @@ def _fits(*lists):
         if not (first.is_contiguous() or tensors.is_dense(first)):
             return False
         for t in each:
-            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != device:
+            if not is_plain(t) or t.device != device:
                 return False
             if t.dtype is not torch.float32 and t.dtype not in allowed and not (t is each[1] and t.dtype in NARROW):
                 return False
-            if t.layout is not torch.strided or t.shape != first.shape or t.stride() != strides or t.is_inference():
+            if t.shape != first.shape or t.stride() != strides:
                 return False
     return True
 

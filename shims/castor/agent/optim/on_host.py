@@ -37,8 +37,7 @@ def step(optimizer, pairs, run):
             some = [pair for pair in able if id(pair[0]) in mine and pair[0].device.index == index]
             try:
                 if _reaches(index):
-                    result = _step(index, some, run)
-                    done += some
+                    result = _step(index, some, run, done)
             except kernels.NotOnHost as why:
                 _tell(f"{type(optimizer).__name__} of {torch.device('cuda', index)} steps in parts: {why}")
     return done, result
@@ -87,12 +86,12 @@ def _are_alike(p, some):
             return False
         narrow = p.dtype, torch.float32
     types = narrow[:1], narrow
-    return (tensors.is_dense(p) and all(t.shape == p.shape and t.stride() == p.stride() for t in some)
+    return (tensors.is_dense(p) and all(t.shape == p.shape and t.stride() == p.stride() and kernels.is_plain(t) for t in some)
             and all(t.dtype in allowed for t, allowed in itertools.zip_longest(some, types, fillvalue=(torch.float32,))))
 
 
-def _step(index, pairs, run):
-    """Those of one group on one device; first the ones for which the device waits."""
+def _step(index, pairs, run, done):
+    """Those of one group on one device; first the ones for which the device waits. What is stepped is added to `done`."""
     device = step_common.device(index)
     there = [tier == core.HOME_HOST for tier in homes.tiers([t for pair in pairs for t in pair])]
     lent = [pair for pair, is_there in zip(pairs, there[::2]) if not is_there]
@@ -102,8 +101,10 @@ def _step(index, pairs, run):
     try:
         gradients = _lend(device, _gradients, [pair for pair, is_there in zip(pairs, there[1::2]) if not is_there])
         result = _step_lent(device, lent, gradients, run) if lent else None
+        done += lent
         if at_home:
             result = _run(device, at_home, gradients, lambda address: step_parts.target(own[address]), run)
+            done += at_home
     finally:
         device.end()
     return result
@@ -140,7 +141,10 @@ def _lend(device, kept, some):
         for p, t in some:
             copy = kept.get(p)
             if copy is None or copy.dtype is not t.dtype or copy.shape != t.shape or copy.stride() != t.stride():
-                kept[p] = copy = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu", pin_memory=True)
+                try:
+                    kept[p] = copy = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu", pin_memory=True)
+                except RuntimeError as error:
+                    raise kernels.NotOnHost(f"the host has no pinned memory for what is on the device: {error}") from error
             copies[id(p)] = copy.copy_(t, non_blocking=True)
         device.count(core.HOME_HOST, sum(t.nbytes for _, t in some), device.comes)
     return copies
