@@ -60,28 +60,6 @@ def matrices_apart(log, make):
     log.end(model, *optimizers)
 
 
-class Own(torch.nn.Parameter):
-    """A parameter of a class of the script's own."""
-
-
-@case
-def parameters_of_another_class(log, make):
-    """Some of them, which PyTorch's foreach functions leave out."""
-    model = MLP().cuda()
-    for number, module in enumerate(module for module in model.modules() if isinstance(module, torch.nn.Linear)):
-        if number % 2:
-            module.weight = Own(module.weight.data)
-    optimizer = make(model.parameters())
-    for step in range(4):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss)
-    log.end(model, optimizer)
-
-
 @case
 def resumed(log, make):
     """Weights and states go through a file in mid-run, into a new model and a new optimizer."""

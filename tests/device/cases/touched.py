@@ -1,5 +1,5 @@
-"""Scripts that touch parameters, gradients and states at once after a step, in orders that chance chooses: what a step on the host may still
-be at."""
+"""Steps on the host: scripts that touch parameters, gradients and states at once after a step, in orders that chance chooses, while it may still be
+under way; and parameters of which the processors step some."""
 import copy
 import random
 import threading
@@ -147,3 +147,25 @@ def touched_after_steps(log, make):
             log.step(loss)
         log.note("read", torch.stack([found.double().sum().cpu() for found in toucher.read]))
         log.end(model, optimizer)
+
+
+class Own(torch.nn.Parameter):
+    """A parameter of a class of the script's own."""
+
+
+@case
+def parameters_of_another_class(log, make):
+    """Some of them, which PyTorch's foreach functions leave out."""
+    model = MLP().cuda()
+    for number, module in enumerate(module for module in model.modules() if isinstance(module, torch.nn.Linear)):
+        if number % 2:
+            module.weight = Own(module.weight.data)
+    optimizer = make(model.parameters())
+    for step in range(4):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.step(loss)
+    log.end(model, optimizer)
