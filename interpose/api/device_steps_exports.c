@@ -30,8 +30,7 @@ static castor_status check_homes(int device, const castor_step *step, const cast
     }
     return able ? CASTOR_OK
                 : error_set(CASTOR_ERR_ARGUMENT, "a step on the host takes tensors whose homes are on the "
-                                                 "host, parameters of float or with a "
-                                                 "master");
+                                                 "host, parameters of float or with a master");
 }
 
 /* What copies into slots still read comes before, and the slots hold what was. Where the device keeps an address of a home, kernels read

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from . import case
-from .networks import MLP, batch
+from .networks import MLP, batch, train
 
 
 def on_a_stream(work):
@@ -160,12 +160,4 @@ def parameters_of_another_class(log, make):
     for number, module in enumerate(module for module in model.modules() if isinstance(module, torch.nn.Linear)):
         if number % 2:
             module.weight = Own(module.weight.data)
-    optimizer = make(model.parameters())
-    for step in range(4):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        log.step(loss)
-    log.end(model, optimizer)
+    train(log, model, make(model.parameters()))
