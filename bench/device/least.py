@@ -95,7 +95,7 @@ def waits(parameters, region, moments, rate):
 def step(parameters, region, micro_steps, evaluates=False, on_host=False):
     """Bytes of one step by what they are for. Of a parameter whose gradient is on the host the gradient leaves once; what lies on
     the host comes for the optimizer's step, and leaves if it has changed. on_host: the processors step what they can, and parameters that
-    are on the device, but not their gradients and states, leave and come."""
+    are on the device, but not their gradients and states, leave and come; the gradients of each micro-step leave."""
     sizes = operands(parameters)
     forward = list(sizes)
     uses = (forward if evaluates else forward + forward[::-1]) * micro_steps
@@ -104,7 +104,7 @@ def step(parameters, region, micro_steps, evaluates=False, on_host=False):
         found["operands_in"] = (belady_bytes(uses * 9, sizes, region) - belady_bytes(uses, sizes, region)) // 8
     else:
         found["operands_in"] = belady_bytes(uses, sizes, region)
-        grad = sum(p["bytes"] for p in parameters if p["grad"])
+        grad = sum(p["bytes"] for p in parameters if p["grad"]) * (micro_steps if on_host else 1)
         there, rest = [], []
         for p in parameters:
             (there if on_host and p["grad"] and all(p["states"]) else rest).append(p)

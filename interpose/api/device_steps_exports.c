@@ -18,9 +18,9 @@ static bool is_at_home(int device, const void *memory) {
            home_is_on_host(devices_homes(device), (uintptr_t)memory);
 }
 
-static castor_status check_homes(int device, const castor_step *step, const castor_step_range *ranges,
+static castor_status check_homes(int device, const update_step *step, const castor_step_range *ranges,
                                  uint32_t count) {
-    bool able = true, wide = step->param_dtype == CASTOR_DTYPE_F32;
+    bool able = true, wide = step->kind == UPDATE_SUM || step->numbers.common.param_dtype == CASTOR_DTYPE_F32;
     for (uint32_t i = 0; i < count && able; i++) {
         able = wide ? !ranges[i].master : ranges[i].master && is_at_home(device, ranges[i].master);
         able = able && (devices_find((uintptr_t)ranges[i].grad) < 0 || is_at_home(device, ranges[i].grad)) &&
@@ -47,8 +47,8 @@ static castor_status update(int device, uint64_t stream, const update_step *step
     for (uint32_t i = 0; i < count && joined_matter(); i++) /* the processors cannot write there either */
         joined_leave(ranges[i].param, ranges[i].count * param_bytes);
     gate_enter();
-    castor_status status = check_homes(device, (const castor_step *)&step->numbers.common, ranges, count);
-    if (!status)
+    castor_status status = check_homes(device, step, ranges, count);
+    if (!status && step->kind != UPDATE_SUM) /* no slot has gradients */
         status = slots_copies_join(s, stream);
     if (!status)
         status = updates_add(u, step, (const kernel_range *)ranges, count, late, threads, stream);
@@ -92,6 +92,17 @@ castor_status castor_device_sgd(int device, uint64_t stream, const castor_sgd *s
     castor_status status = optimizer_check_sgd(sgd, ranges, count);
     update_step step = update_of(UPDATE_SGD);
     memcpy(&step.numbers.sgd, sgd, sizeof *sgd);
+    return status ? status : update(device, stream, &step, 0, ranges, count, threads);
+}
+
+castor_status castor_device_sum(int device, uint64_t stream, int dtype, const castor_step_range *ranges,
+                                uint32_t count, int threads) {
+    const castor_sgd by_one = {.step = {.param_dtype = dtype, .grad_dtype = dtype, .inv_scale = 1, .clip = 1},
+                               .grad_weight = 1,
+                               .negative_lr = 1};
+    castor_status status = optimizer_check_sgd(&by_one, ranges, count);
+    update_step step = {.kind = UPDATE_SUM};
+    memcpy(&step.numbers.sgd, &by_one, sizeof by_one);
     return status ? status : update(device, stream, &step, 0, ranges, count, threads);
 }
 

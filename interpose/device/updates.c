@@ -121,6 +121,7 @@ static void run(const update_step *step, const double late[2], const kernel_rang
         kernel_adam_step(&adam, range, 1, &host);
         break;
     case UPDATE_SGD:
+    case UPDATE_SUM:
         kernel_sgd_step(&step->numbers.sgd, range, 1, &host);
         break;
     }
@@ -190,7 +191,7 @@ static void *worker(void *u_) {
         pthread_mutex_lock(&u->lock);
         u->running--;
         next->over += count;
-        u->statistics.elements += count;
+        u->statistics.elements += next->step.kind == UPDATE_SUM ? 0 : count;
         count_over(u);
         if (u->stopped)
             pthread_cond_broadcast(&u->progress);
@@ -411,7 +412,7 @@ static void batch_add(updates *u, const update_step *step, const kernel_range *r
     __atomic_add_fetch(&updates_open, count, __ATOMIC_RELEASE);
     for (uint32_t i = 0; i < count; i++)
         update_add(u, step, &ranges[i], first);
-    u->statistics.updates += count;
+    u->statistics.updates += step->kind == UPDATE_SUM ? 0 : count;
     count_over(u); /* those of no element */
     pthread_cond_broadcast(&u->work);
 }

@@ -1,7 +1,8 @@
-/* Updates: steps of an optimizer that the processors do, where parameter, gradient and states lie on the host.
+/* Updates: steps of an optimizer, and sums of gradients, that the processors do where parameter, gradient and states lie on the host.
  *
  * Vocabulary
- *   update   the step of one parameter. It reads the gradient, and writes the parameter and its states
+ *   update   the step of one parameter. It reads the gradient, and writes the parameter and its states. Or a sum: a gradient is read, and added
+ *            to another one, the range's `param`
  *   batch    the updates of one call, which share no memory that they write. They begin when the device has come, in the stream of the call, to
  *            where the call was made, and when all batches before are over
  *   number   of an update, counted from 1. They are over in this order: one comparison says whether one is
@@ -26,7 +27,7 @@
 
 typedef struct updates updates;
 
-typedef enum update_kind { UPDATE_ADAM, UPDATE_SGD } update_kind;
+typedef enum update_kind { UPDATE_ADAM, UPDATE_SGD, UPDATE_SUM } update_kind;
 
 /* What the device alone knows when the updates are added, two doubles for each: nothing; Adam's root_divisor and negative_step; or the
  * count of steps, twice, of which the processors make these. */
@@ -38,7 +39,7 @@ typedef struct update_step {
     union {
         kernel_step common;
         kernel_adam adam;
-        kernel_sgd sgd;
+        kernel_sgd sgd; /* UPDATE_SUM: a step of SGD that goes by 1 */
     } numbers;
     kernel_roots roots;
     bool has_roots; /* else the processor's (kernel_host) */
@@ -48,8 +49,8 @@ typedef struct update_step {
 } update_step;
 
 typedef struct updates_statistics {
-    uint64_t updates, elements;
-    uint64_t waits; /* that streams were given */
+    uint64_t updates, elements; /* but sums */
+    uint64_t waits;             /* that streams were given */
 } updates_statistics;
 
 /* CASTOR_ERR_UNSUPPORTED: the device's streams do not write and wait for values, or the processors do not reach its homes. */

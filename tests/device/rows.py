@@ -101,9 +101,9 @@ FAMILIES = ("sgd", "momentum", "nesterov", "sgd-fused"), ("adamw", "adam", "adam
 ALSO = {
     SMALL: ("gpt:adamw", "wide:momentum", "batch_grows:adamw"),
     UNBOUND: ("gpt:momentum", "many_activations:adamw"),
-    LATE: ("parameters_of_another_class:adam", "parameters_of_another_class:adamw-fused", "touched_after_steps:adam", "touched_after_steps:sgd", "mlp:adamw", "gpt:momentum", "tied:adam", "edited_in_place:sgd", "scaled:adamw", "half_on_the_host:adamw", "closure:adamw",
+    LATE: ("touched_between_micro_steps:adam", "touched_between_micro_steps:sgd", "parameters_of_another_class:adam", "parameters_of_another_class:adamw-fused", "touched_after_steps:adam", "touched_after_steps:sgd", "mlp:adamw", "gpt:momentum", "tied:adam", "edited_in_place:sgd", "scaled:adamw", "half_on_the_host:adamw", "closure:adamw",
            "written_by_a_copy:momentum", "recomputed:adamw-single", "second_stream:amsgrad", "trains_on_a_stream:nesterov"),
-    LATE_TOO: ("touched_after_steps:momentum", "touched_after_steps:adamw-fused", "trains_on_a_stream:adamw-fused", "touched_after_steps:adamw-single", "gpt:adamw", "steps_on_a_stream:momentum", "written_on_a_stream:adamw", "models_in_threads:adamw", "accumulation:adamw"),
+    LATE_TOO: ("touched_between_micro_steps:momentum", "touched_between_micro_steps:adamw-fused", "touched_after_steps:momentum", "touched_after_steps:adamw-fused", "trains_on_a_stream:adamw-fused", "touched_after_steps:adamw-single", "gpt:adamw", "steps_on_a_stream:momentum", "written_on_a_stream:adamw", "models_in_threads:adamw", "accumulation:adamw"),
     LENT: ("parameters_of_another_class:momentum", "parameters_of_another_class:adamw-single", "touched_after_steps:adam", "gpt:adamw", "edited_in_place:adamw", "mlp:adamw-fused", "steps_on_a_stream:amsgrad"),
     IN_PARTS: ("mlp:adamw", "gpt:momentum", "tied:adam"),
     STATIC: ("mlp:adamw", "optimizer_before_device:momentum", "half_on_the_host:adamw", "trains_on_both_sides:sgd"),

@@ -161,3 +161,52 @@ def parameters_of_another_class(log, make):
         if number % 2:
             module.weight = Own(module.weight.data)
     train(log, model, make(model.parameters()))
+
+
+def clamp(p):
+    p.grad.clamp_(-0.01, 0.01)
+
+
+class Stopped(Exception):
+    """Of the script's hook, which ends a backward pass."""
+
+
+@case
+def touched_between_micro_steps(log, make):
+    """Gradients that several passes add up to: touched between these, seen by hooks, and left by a pass that raises."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = MLP().cuda()
+        first, last = (list(model.parameters())[at] for at in (0, -2))
+        read, stop = [], []
+        if seed == 1:  # before there is an optimizer, and so before Castor's
+            last.register_post_accumulate_grad_hook(lambda p, read=read: read.append(p.grad.sum()))
+        optimizer = make(model.parameters())
+        toucher = Toucher(model, optimizer, 100 + seed)
+        if seed == 2:
+            last.register_hook(lambda new, p=last, read=read: read.append(new.sum() if p.grad is None else (p.grad - new).sum()))
+        if seed == 3:
+            last.register_post_accumulate_grad_hook(clamp)
+        if seed == 4:
+            def may_stop(_, stop=stop):
+                if stop:
+                    raise Stopped
+
+            first.register_hook(may_stop)
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=bool(seed % 3))
+            for micro in range(3):
+                x, y = batch(3 * step + micro)
+                loss = F.cross_entropy(model(x), y) / 3
+                stop[:] = [True] if seed == 4 and micro == 1 else []
+                try:
+                    loss.backward(retain_graph=seed == 5)
+                    if seed == 5:
+                        loss.backward()
+                except Stopped:
+                    pass
+                toucher(seed % 2)
+            optimizer.step()
+            log.step(loss)
+        log.note("read", torch.stack([found.double().sum().cpu() for found in [*read, *toucher.read, torch.zeros(1)]]))
+        log.end(model, optimizer)

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import core, patching
 from ..common import store, tensors, traced
 from ..precision import masters
-from . import addresses, homes, pools, shortage
+from . import addresses, gradient_sums, homes, pools, shortage
 
 _known = WeakTensorKeyDictionary()  # parameter: the address of its home when it was last seen; 0: it had none
 _held = WeakTensorKeyDictionary()  # parameter on a device that is short of memory: its bytes, which cannot move
@@ -71,7 +71,7 @@ def look(parameters, in_step=False):
         if tier != core.HOME_NONE and _known.get(p) == p.data_ptr():
             continue
         if p not in _known and p.requires_grad and p.is_leaf:
-            p.register_post_accumulate_grad_hook(_gradient_accumulated)
+            gradient_sums.watch(p, _gradient_accumulated)
         if tier == core.HOME_NONE and not (p.device.index in short and _come_home(p, in_step)):
             _known[p] = 0
             continue
@@ -289,6 +289,7 @@ def install():
         atexit.register(_say_at_end)
     traced.steps.pytorchs = True
     pools.install()
+    gradient_sums.install()
     addresses.install()
     patching.replace("torch.cuda.empty_cache", _gives_homes_back)
     patching.replace("torch.nn.Module._apply", _apply_in_homes)

@@ -64,7 +64,7 @@ def _able(optimizer, pairs):
     """Those whose states are on the host, and whose step carries no more over the link there than in parts. States that are yet to be made come
     to be in parts."""
     moved = {id(p) for group in optimizer.param_groups if group.get("momentum", 1) for p in group["params"]}
-    able = [(p, grad) for p, grad in pairs if p.dim() and (id(p) not in moved or p in optimizer.state)]
+    able = [(p, grad) for p, grad in pairs if p.dim() and (id(p) not in moved or optimizer.state.get(p))]
     some = [step_common.tensors_of(optimizer, p, grad) for p, grad in able]
     tiers = iter(homes.tiers([t for each in some for t in each]))
     return [pair for pair, each in zip(able, some) if _pays(each, [next(tiers) == core.HOME_HOST for _ in each]) and _are_alike(pair[0], each)]
