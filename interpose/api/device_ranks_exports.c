@@ -169,7 +169,8 @@ castor_status castor_homes_take(const uint64_t *starts, uint32_t count, const in
     return CASTOR_OK;
 }
 
-castor_status castor_homes_join(const uint64_t *starts, uint32_t count) {
+static castor_status change(const uint64_t *starts, uint32_t count,
+                            castor_status (*one)(homes *, uintptr_t)) {
     const device_driver *driver = devices_driver();
     castor_status status = gate_close(GATE_PATIENCE_NS);
     if (status)
@@ -178,10 +179,22 @@ castor_status castor_homes_join(const uint64_t *starts, uint32_t count) {
         status = error_set(CASTOR_ERR_UNSUPPORTED, "a graph is being captured");
     for (uint32_t i = 0; i < count && !status; i++) {
         homes *h = homes_at(starts[i]);
-        status = h ? home_join(h, starts[i]) : no_home(starts[i]);
+        status = h ? one(h, starts[i]) : no_home(starts[i]);
     }
     gate_open();
     return status;
+}
+
+castor_status castor_homes_join(const uint64_t *starts, uint32_t count) {
+    return change(starts, count, home_join);
+}
+
+static castor_status to_host(homes *h, uintptr_t address) {
+    return home_flip(h, address, DEVICE_TIER_HOST);
+}
+
+castor_status castor_homes_to_host(const uint64_t *starts, uint32_t count) {
+    return change(starts, count, to_host);
 }
 
 void castor_homes_beside(const uint64_t *addresses, uint32_t count, uint64_t *beside) {

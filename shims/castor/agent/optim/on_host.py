@@ -4,6 +4,7 @@ The script's own optimizer runs as ever; in place of PyTorch's function for a de
 with the bits of that function (kernels.py), and behind the script's back (interpose/device/updates.h). What is on the device itself is
 lent: parameters and gradients go to the host before, and parameters come back after. With CASTOR_PRECISION masters are stepped. A
 parameter whose memory can only be read is stepped where the node's other ranks read it (step_parts.targeted)."""
+import collections
 import ctypes
 import functools
 import itertools
@@ -14,11 +15,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import core
 from ..common import tensors
 from ..device import homes, step_common, step_parts
+from ..device_ranks import pages
 from ..precision import masters
 from . import kernels
 
 # By parameter: what was lent, of itself and of its gradient. Memory of the host, which stays.
 _parameters, _gradients = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+_followed = WeakTensorKeyDictionary()  # parameters of whose states some were on the host
 
 
 def step(optimizer, pairs, run):
@@ -66,8 +69,33 @@ def _able(optimizer, pairs):
     moved = {id(p) for group in optimizer.param_groups if group.get("momentum", 1) for p in group["params"]}
     able = [(p, grad) for p, grad in pairs if p.dim() and (id(p) not in moved or optimizer.state.get(p))]
     some = [step_common.tensors_of(optimizer, p, grad) for p, grad in able]
+    _follow([p for p, _ in able], [each[2:] for each in some])
+    return [pair for pair, each, there in zip(able, some, _on_host(some)) if _pays(each, there) and _are_alike(pair[0], each)]
+
+
+def _on_host(some):
+    """For each list of tensors, whether each of them is there."""
     tiers = iter(homes.tiers([t for each in some for t in each]))
-    return [pair for pair, each in zip(able, some) if _pays(each, [next(tiers) == core.HOME_HOST for _ in each]) and _are_alike(pair[0], each)]
+    return [[next(tiers) == core.HOME_HOST for _ in each] for each in some]
+
+
+def _follow(parameters, states):
+    """Where one of a parameter's states is on the host, the others on the device follow, a master among them, once: unless their homes are mostly of
+    others."""
+    divided = [(p, [t for t, is_there in zip(each, there) if not is_there]) for p, each, there in zip(parameters, states, _on_host(states))
+               if any(there) and not all(there) and p not in _followed]
+    _followed.update((p, True) for p, _ in divided)
+    left = [t for _, each in divided for t in each]
+    sizes, wanted = {}, collections.Counter()
+    for t, (start, size) in zip(left, pages.homes_of(left)):
+        sizes[start] = size
+        wanted[start] += t.nbytes
+    starts = [start for start, size in sizes.items() if start and 2 * wanted[start] >= size]
+    if starts:
+        try:
+            core.homes_to_host(pages.numbers(starts), len(starts))
+        except core.Error as error:
+            core.log(3, f"states stay on the device: {error}".encode())
 
 
 def _pays(some, there):
