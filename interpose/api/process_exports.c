@@ -121,7 +121,8 @@ int castor_plugin_engine(void) {
 }
 
 int castor_plugin_shards(void) {
-    return options()->shard == CASTOR_SHARD_WORLD ? plugin()->shards : 0;
+    int shards = options()->plugin == CASTOR_PLUGIN_HYBRID ? (int)options()->zero_stage : plugin()->shards;
+    return options()->shard == CASTOR_SHARD_WORLD ? shards : 0;
 }
 
 castor_status castor_torch_check(const char *version) {

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include "base/status.h"
 
-#define CASTOR_PLUGIN_NAMES "none|ddp|zero1|zero2|gemini|fsdp"
+#define CASTOR_PLUGIN_NAMES "none|ddp|zero1|zero2|gemini|hybrid|fsdp"
 #define OPTION_STRING_MAX   4096
 #define OPTION_BYTES_AUTO   UINT64_MAX
 

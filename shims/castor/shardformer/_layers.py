@@ -78,14 +78,14 @@ class _Own(torch.autograd.Function):
 
 def _gather(x, group):
     x = x.contiguous()
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    parts = [torch.empty_like(x) for _ in range(group.size())]
     dist.all_gather(parts, x, group=group)
     return torch.cat(parts, -1)
 
 
 def part_of(tensor, dim, group):
     """This rank's block; the dimension divides."""
-    return tensor.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)]
+    return tensor.chunk(group.size(), dim)[group.rank()]
 
 
 def _local(parameter):
@@ -97,28 +97,38 @@ def _group_of(layer):
     return layer.weight.device_mesh.get_group() if isinstance(layer.weight, DTensor) else layer.castor_group
 
 
+def output_of(product, x, use, group, weight, bias):
+    """A divided layer's output, from this rank's parts of its weight, and of its bias if it is divided."""
+    if use in (COLUMN, GATHERED):
+        y = product(_Same.apply(x, group), weight, bias)
+        return y if use == COLUMN else _Together.apply(y, group)
+    y = _Added.apply(product(_Own.apply(x, group) if use == SPLIT else x, weight, None), group)
+    return y if bias is None else y + bias
+
+
+def product_of(kind):
+    return _conv1d if kind == "conv1d" else F.linear
+
+
+def _conv1d(x, weight, bias):
+    """transformers' Conv1D: a Linear whose weight is transposed."""
+    flat = x.reshape(-1, x.size(-1))
+    flat = flat @ weight if bias is None else torch.addmm(bias, flat, weight)
+    return flat.view(*x.shape[:-1], weight.size(1))
+
+
 class Divided:
     """The part of a divided layer's class that computes. `castor_use`: COLUMN and so on."""
 
-    def _product(self, x, weight, bias):
-        return F.linear(x, weight, bias)
+    castor_product = staticmethod(F.linear)
 
     def forward(self, x):
-        use, group, weight, bias = self.castor_use, _group_of(self), _local(self.weight), self.bias
-        if use in (COLUMN, GATHERED):
-            y = self._product(_Same.apply(x, group), weight, None if bias is None else _local(bias))
-            return y if use == COLUMN else _Together.apply(y, group)
-        y = _Added.apply(self._product(_Own.apply(x, group) if use == SPLIT else x, weight, None), group)
-        return y if bias is None else y + bias
+        bias = self.bias if self.bias is None else _local(self.bias)
+        return output_of(self.castor_product, x, self.castor_use, _group_of(self), _local(self.weight), bias)
 
 
 class _DividedConv1D(Divided):
-    """transformers' Conv1D: a Linear whose weight is transposed."""
-
-    def _product(self, x, weight, bias):
-        flat = x.reshape(-1, x.size(-1))
-        flat = flat @ weight if bias is None else torch.addmm(bias, flat, weight)
-        return flat.view(*x.shape[:-1], weight.size(1))
+    castor_product = staticmethod(_conv1d)
 
 
 class DividedEmbedding:
@@ -131,11 +141,11 @@ class DividedEmbedding:
         entries = weight.size(0)
         if ids.numel() and not ids.is_cuda and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
             raise IndexError(f"castor: an embedding of {self.num_embeddings} entries is asked for entry {int(ids.min())} or {int(ids.max())}")
-        own = ids - dist.get_rank(group) * entries
+        own = ids - group.rank() * entries
         outside = (own < 0) | (own >= entries)
         padding = None
         if self.padding_idx is not None:
-            padding = self.padding_idx - dist.get_rank(group) * entries
+            padding = self.padding_idx - group.rank() * entries
             padding = padding if 0 <= padding < entries else None
         y = F.embedding(own.masked_fill(outside, 0), weight, padding)
         return _Added.apply(y.masked_fill(outside.unsqueeze(-1), 0.0), group)

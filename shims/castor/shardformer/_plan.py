@@ -127,8 +127,8 @@ def _add_attribute(plan, module, path, value):
         plan.last.append(functools.partial(setattr, module, name, value))
 
 
-def find(model, size):
-    """The Plan of a model for `size` ranks."""
+def find(model, size, embeddings=True, apart=True):
+    """The Plan of a model for `size` ranks. embeddings: also of these. apart: activations between layers may stay divided."""
     plan, owners = Plan(), {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -137,10 +137,11 @@ def find(model, size):
     tied = {key for key, of in owners.items() if len(of) > 1}
     names = collections.Counter(id(one) for _, one in model.named_modules(remove_duplicate=False))
     tied.update(id(one.weight) for one in model.modules() if kind_of(one) is not None and names[id(one)] > 1)  # which several parents call
-    _search(model, "", size, plan, tied, {})
+    if apart:
+        _search(model, "", size, plan, tied, {})
     for name, module in model.named_modules():
         kind = kind_of(module)
-        if kind is None or name in plan.uses:
+        if kind is None or name in plan.uses or not embeddings and kind == "embedding":
             continue
         if any(kind_of(owner) is None or of != "weight" for owner, of in owners[id(module.weight)]):
             continue  # a weight that something else uses as it is

@@ -1,6 +1,7 @@
-"""A process group of Castor's own, for ranks whose script has none (`--nproc`): NCCL over the ranks' devices, gloo where ranks share one.
-`torch.distributed` does not know it, so a script that asks whether it is distributed is told what it is in plain PyTorch."""
+"""Process groups of Castor's own, for ranks whose script has none (`--nproc`): NCCL over the ranks' devices, gloo where ranks share one, and for tensors of the host.
+`torch.distributed` does not know them, so a script that asks whether it is distributed is told what it is in plain PyTorch."""
 import atexit
+import ctypes
 import datetime
 import struct
 
@@ -15,45 +16,49 @@ from . import entries
 _LOOPBACK = "127.0.0.1"
 _PORT = struct.Struct("<i")
 _groups = {}  # the store's group of the ranks: their entries.Group
+_meetings = {}  # the same: where they meet
 
 
 def group_of(control):
     """Of the ranks of `control`, a group of the store on this node. The first call is made by all ranks together."""
     if control not in _groups:
-        _groups[control] = entries.Group(_make(control), list(range(control.world)), control)
+        _groups[control] = entries.Group(made(control, "castor", list(range(control.world)), "cuda"), list(range(control.world)), control)
     return _groups[control]
 
 
-def _make(control):
+def made(control, name, ranks, device):
+    """A process group of these ranks, this one among them, for tensors of a type of devices. All ranks of `control` call this together, each for a
+    group of its own, whose name no other ranks use."""
     timeout = datetime.timedelta(seconds=core.options.timeout)
-    met = _meeting_place(control, timeout)
-    there = dist.PrefixStore("castor", met)
-    core.process_group_announce(b"castor", None, 0)  # for the trace
-    devices = choice.share(control, torch.cuda.current_device(), [0] * control.world)
-    if devices == control.world:
+    if control not in _meetings:
+        _meetings[control] = _meeting_place(control, timeout)
+    met, rank = dist.PrefixStore(name, _meetings[control]), ranks.index(control.rank)
+    core.process_group_announce(name.encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))  # for the trace
+    devices = control.world if device == "cpu" else choice.share(control, torch.cuda.current_device(), [0] * control.world)
+    if device != "cpu" and devices == control.world:
         options, kind = dist.ProcessGroupNCCL.Options(), dist.ProcessGroup.BackendType.NCCL
         options._timeout = timeout
-        options.global_ranks_in_group, options.group_name = list(range(control.world)), "castor"
-        backend = dist.ProcessGroupNCCL(there, control.rank, control.world, options)
+        options.global_ranks_in_group, options.group_name = ranks, name
+        backend = dist.ProcessGroupNCCL(met, rank, len(ranks), options)
     else:
-        if control.rank == 0:
+        if devices != control.world and control.rank == 0:
             core.log(2, f"{control.world} ranks share {devices} device{'s' if devices > 1 else ''}: what they exchange goes through the host (gloo), since NCCL "
                         "takes one rank for each device".encode())
         kind = dist.ProcessGroup.BackendType.GLOO
-        backend = dist.ProcessGroupGloo(there, control.rank, control.world, timeout=timeout)
+        backend = dist.ProcessGroupGloo(met, rank, len(ranks), timeout=timeout)
     core.process_group_announce(None, None, 0)
     backend._set_sequence_number_for_group()
-    group = dist.ProcessGroup(met, control.rank, control.world)
+    group = dist.ProcessGroup(_meetings[control], rank, len(ranks))
     group._set_default_backend(kind)
-    group._register_backend(torch.device("cuda"), kind, backend)
+    group._register_backend(torch.device(device), kind, backend)
     atexit.register(_end, group)
     return group
 
 
 def _meeting_place(control, timeout):
-    """A store of PyTorch's, kept by rank 0, in which NCCL's ranks meet."""
+    """A store of PyTorch's, kept by rank 0, in which the ranks of groups meet."""
     served = dist.TCPStore(_LOOPBACK, 0, control.world, True, timeout, wait_for_workers=False) if control.rank == 0 else None
-    port, = _PORT.unpack(control.broadcast(_PORT.pack(0 if served is None else served.port), "where NCCL's ranks meet"))
+    port, = _PORT.unpack(control.broadcast(_PORT.pack(0 if served is None else served.port), "where the ranks of process groups meet"))
     return dist.TCPStore(_LOOPBACK, port, control.world, False, timeout) if served is None else served
 
 

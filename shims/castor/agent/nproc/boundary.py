@@ -73,6 +73,8 @@ class Boundary:
             if why:
                 raise rows.Apart(why)
             division, own_args, own_kwargs = self._divide(module, args, kwargs, form)
+            if self.job.layout.copies > 1:
+                self._prepare_replica(module, modules, (args, kwargs))
         except rows.Apart as error:
             return self._whole(stock, module, args, kwargs, error)
         if form.due:
@@ -86,7 +88,7 @@ class Boundary:
         held, given = contents.Versions(modules), contents.Given((args, kwargs), (own_args, own_kwargs))
         result, raised = None, None
         try:
-            result = self._rows_of(stock, module, division, own_args, own_kwargs)
+            result = self._rows_of(stock, module, division, own_args, own_kwargs, form)
         except core.GroupError:
             raise
         except Exception as error:  # on all ranks, or the others must not wait for this one
@@ -117,10 +119,72 @@ class Boundary:
         self.settled = self.settled or level < 3
         self.job.say(f"calls of a model are computed whole on every rank, which is right, and no faster than on one rank ({type(module).__name__}: {why})", level)
 
-    def _rows_of(self, stock, module, division, args, kwargs):
-        with self._within(division):
+    def _rows_of(self, stock, module, division, args, kwargs, form):
+        if self.job.layout.stages == 1:
+            return self._computed(stock, module, division, args, kwargs)
+        count = min(core.options.microbatches or self.job.layout.stages, division.size)
+        parts = [division.part(number, count) for number in range(count)]
+        microbatches = [(*self._rows_between(form, (args, kwargs), part), part) for part in parts]
+        return self.job.stages.run(functools.partial(self._computed, stock, module), module, microbatches, lambda results: self._join_parts(parts, results))
+
+    def _computed(self, stock, module, division, args, kwargs):
+        division.module = module
+        with self._within(division), self.job.layers.within(module):
             division.local_batch.look_at((args, kwargs))
             return stock(module, *args, **kwargs)
+
+    def _prepare_replica(self, module, modules, arguments):
+        """Raises Apart where several ranks cannot have a model together."""
+        if any(isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for _, m in modules):
+            raise rows.Apart("has a batch norm, whose statistics several ranks would count several times")
+        if self.job.layout.stages > 1:
+            if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf, _ in rows.leaves(arguments)):
+                raise rows.Apart("gets an argument that requires a gradient, of which one stage has it")
+            if any(p.requires_grad and not script_process.is_registered(p) for p in module.parameters()):
+                raise rows.Apart("has parameters that require gradients, and are no optimizer's")
+            self.job.stages.prepare(module)
+
+        def agreed(found):
+            every = self.job.group.gather([_digest(found)], "how layers are divided")
+            return all(row == every[0] for row in every)
+
+        if not self.job.layers.prepare(module, agreed):
+            self.job.say(f"CASTOR_TP={self.job.layout.tensor_size}: no layer of a {type(module).__name__} is divided, and these ranks compute the same")
+
+    @staticmethod
+    def _rows_between(form, arguments, part):
+        """(args, kwargs) with the rows of a part of this replica's rows."""
+
+        def rows_in(leaf, path):
+            dimension = form.arguments.get(path)
+            if dimension is None or _is_of_model(leaf):
+                return leaf
+            return leaf.narrow(dimension, part.at, part.size) if isinstance(leaf, torch.Tensor) else leaf[part.at:part.at + part.size]
+
+        return rows.mapped(arguments, rows_in, "", _is_column)
+
+    def _join_parts(self, parts, results):
+        """The results of a replica's rows, made of those of each part."""
+        if len(results) == 1:
+            return results[0]
+        every = [dict((path, leaf) for leaf, path in rows.leaves(result)) for result in results]
+        if any(list(one) != list(every[0]) for one in every):
+            raise rows.Apart("its microbatches have results of different forms")
+
+        def whole_of(leaf, path):
+            leaves = [one[path] for one in every]
+            place = _place_of(leaf, parts[0]) if isinstance(leaf, torch.Tensor) else None
+            if place == LOSS:
+                measures = [losses.Measure([loss]) for loss in leaves] if self.job.loss in ("auto", "tokens") else []
+                shares = losses.shares([part.size / sum(each.size for each in parts) for part in parts], [m.row() for m in measures] or [[] for _ in parts])
+                return sum(share * loss for share, loss in zip(shares, leaves) if share)
+            if place is not None:
+                return torch.cat(leaves, place[0])
+            if len({_digest(one) for one in leaves}) > 1:
+                raise rows.Apart(f"returns numbers{path and f' (result{path})'} that are made of the rows of a microbatch")
+            return leaf
+
+        return rows.mapped(results[0], whole_of)
 
     def _tried(self, stock, module, modules, args, kwargs, form, division, own_args, own_kwargs):
         """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
@@ -130,7 +194,7 @@ class Boundary:
         passes = self._passes(modules, (args, kwargs))
         try:
             with trial.unheard():
-                made = self._rows_of(stock, module, division, own_args, own_kwargs)
+                made = self._rows_of(stock, module, division, own_args, own_kwargs, form)
         except core.GroupError:
             raise
         except Exception as error:  # of the script's code, which gets another number of rows than it expects
@@ -163,6 +227,10 @@ class Boundary:
         if passes and self._all_well(why) and shares:
             why = self._compared(passes, modules, result)
         if not self._all_well(why):
+            if early and self.job.layers.put_together(module):
+                self.job.say(f"the outputs of each divided layer of a {type(module).__name__} are put together, since it has other results where they stay divided "
+                             f"(dropout between layers?): {why or 'on another rank'}", 3)
+                return result
             form.whole = True
             if not early:
                 why = f"{why or 'by rows it has other results on another rank'}. That began after its first calls: since half as many calls as there were, results may differ"
@@ -220,7 +288,7 @@ class Boundary:
         def run(*args, **kwargs):
             if self.division is not None:
                 return function(*args, **kwargs)
-            with self._within(division):
+            with self._within(division), self.job.layers.within(division.module):
                 return function(*args, **kwargs)
 
         return run
@@ -271,7 +339,7 @@ class Boundary:
         if len(lengths) != 1:
             raise rows.Apart("its arguments have different numbers of rows")
         count, = lengths
-        if count < self.job.world:
+        if count < self.job.layout.replicas:
             raise rows.Apart("a batch has fewer rows than there are ranks", 3)
         division = rows.Division(self.job, count)
 
@@ -371,7 +439,7 @@ class Boundary:
         measure = losses.Measure([loss]) if self.job.loss in ("auto", "tokens") else None
         row = [] if measure is None else measure.row()
         compares = self.job.loss == "auto" and measure.compares
-        every = self.job.group.gather([float(compares), division.size / division.count, *row], "what a loss counts for")
+        every = self.job.layout.of_replicas(self.job.group.gather([float(compares), division.size / division.count, *row], "what a loss counts for"))
         if any(compares for compares, *_ in every):
             raise rows.Apart("returns a loss that compares the samples of a batch with each other")
         return losses.shares([weight for _, weight, *_ in every], [row for _, _, *row in every])[division.rank]

@@ -15,7 +15,7 @@ from .. import core, patching
 from ..common import graph, store, tensors
 from ..device_ranks import entries
 from ..process import strays
-from . import arrays, audit, batch_norm, boundary, draws, loaders, losses, randomness, rows, script_process, streams, writers
+from . import arrays, audit, batch_norm, boundary, divided_layers, draws, layout, loaders, losses, randomness, rows, script_process, stages, streams, writers
 
 
 ROUNDING = 1e-6  # relative differences of one loss that ranks compute alike
@@ -45,7 +45,12 @@ class Job(script_process.Process):
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
         self.in_train = False  # inside Module.train
         self.audit = audit.Auditor(self)
+        self.layout = layout.Layout(rank, world, lambda: self.group)
+        self.layers, self.stages = divided_layers.Layers(self.layout), stages.Stages(self.layout)
         self.boundary = boundary.Boundary(self)
+        if self.layout.copies > 1 and self.mode not in ("auto", "model"):
+            raise core.Error(f"castor: CASTOR_BATCH={self.mode} gives each rank rows of its own, and with CASTOR_TP and CASTOR_PP several ranks need the same ones: "
+                             "leave CASTOR_BATCH out")
         self.plain = 0  # tensors that are no torch.nn.Parameter and got the whole batch's gradient
         self.audited = False  # rank 0's fork computes the whole of this batch
 

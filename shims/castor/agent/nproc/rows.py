@@ -104,11 +104,12 @@ def local_batch_of(count, rank, world):
 
 
 class Division:
-    """A batch of `count` rows on the ranks of a group."""
+    """A batch of `count` rows on the replicas of a model (layout.py). rank, world: this one's number, and how many there are; all ranks of a replica have
+    the same rows."""
 
     def __init__(self, job, count):
-        self.job, self.count, self.rank, self.world = job, count, job.rank, job.world
-        self.bounds = [local_batch_of(count, rank, job.world)[:2] for rank in range(job.world)]
+        self.job, self.count, self.rank, self.world = job, count, job.layout.replica, job.layout.replicas
+        self.bounds = [local_batch_of(count, rank, self.world)[:2] for rank in range(self.world)]
         self.first, self.last = self.bounds[self.rank]
         self.size = self.last - self.first
         self.largest = max(last - first for first, last in self.bounds)
@@ -116,6 +117,15 @@ class Division:
         self.went_back = False  # a backward has gone through the call's results
         self.hooked = False  # the script wants to see, or change, gradients inside of the call
         self.totals = {}  # of the losses that the call returns, by their paths: the sum over the ranks
+
+    def part(self, number, count):
+        """One of `count` parts of this replica's rows. at: its first row among them."""
+        part = copy.copy(self)
+        first, last, _ = local_batch_of(self.size, number, count)
+        part.at, part.size = first, last - first
+        part.first, part.last = self.first + first, self.first + last
+        part.local_batch = randomness.LocalBatch(part.first, part.last, self.count)
+        return part
 
     @property
     def even(self):
@@ -139,12 +149,14 @@ class Division:
     def whole_of(self, given, dimension, each):
         refuse_many()
         own = resolved(given.detach().movedim(dimension, 0))
+        if self.world == 1:
+            return given.detach()
         bytes_of_row = own[0].numel() * own.element_size() * each
         whole = own.new_empty(self.count * each, *own.shape[1:])
-        if self.even:
+        if self.even and self.world == self.job.world:
             self._gathered(own.reshape(-1).view(torch.uint8), bytes_of_row * self.largest, whole.view(-1).view(torch.uint8).view(self.world, -1))
         else:
-            every = self._gathered(own.reshape(-1).view(torch.uint8), bytes_of_row * self.largest)
+            every = self.job.layout.of_replicas(self._gathered(own.reshape(-1).view(torch.uint8), bytes_of_row * self.largest))
             torch.cat([own[:(last - first) * bytes_of_row] for own, (first, last) in zip(every, self.bounds)], out=whole.view(-1).view(torch.uint8))
         if dimension == 0 and given.is_contiguous():
             return whole
@@ -152,14 +164,14 @@ class Division:
         return like.copy_(whole.movedim(0, dimension))
 
     def mean_of(self, tensor):
-        """The mean of a tensor that each rank has."""
+        """The mean of a tensor that each rank has, of all ranks."""
         refuse_many()
         own = resolved(tensor).reshape(-1)
         wide = torch.complex128 if own.is_complex() else torch.float64
         mean, length = torch.empty_like(own), exchange.GATHER_BYTES // own.element_size()
         for at in range(0, len(own), length):
             piece = own[at:at + length].view(torch.uint8)
-            every = self._gathered(piece, len(piece)).reshape(-1).view(own.dtype).view(self.world, -1)
+            every = self._gathered(piece, len(piece)).reshape(-1).view(own.dtype).view(self.job.world, -1)
             mean[at:at + length] = every.to(wide).mean(0)
         return mean.view(tensor.shape)
 
@@ -255,7 +267,7 @@ class Sum(torch.autograd.Function):
     def forward(ctx, loss, share, division, path):
         ctx.share, ctx.division = share, division
         own = share * loss.item() if share else 0.0
-        every = division.job.group.gather([own, loss.item()], "a loss that the model returns")
+        every = division.job.layout.of_replicas(division.job.group.gather([own, loss.item()], "a loss that the model returns"))
         division.totals[path] = sum(total for _, total in every)
         if not share and loss.grad_fn is not None:  # a mean over nothing: no number times that is one
             for node in graph.nodes([loss]):

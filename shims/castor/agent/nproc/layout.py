@@ -1,0 +1,49 @@
+"""Where each rank stands under the plugin `hybrid`: replicas of the model share the rows of batches; the ranks of a replica are stages of the model's
+chain of layers, and in each stage tensor-parallel ranks share layers (docs/hybrid.md).
+
+All ranks have all parameters, which the node keeps once. What is divided is the work: a rank's gradient is N times its contribution, N ranks in all, and the
+mean over the ranks is the whole gradient, whoever has made it."""
+import functools
+
+import torch
+
+from .. import core
+from ..device_ranks import own_group
+
+
+class Layout:
+    """rank = (replica * stages + stage) * tensor_size + place among tensor-parallel ranks.
+
+    Error: the ranks do not divide so."""
+
+    def __init__(self, rank, world, control):
+        self.tensor_size, self.stages = (core.options.tp, core.options.pp) if core.options.plugin == "hybrid" else (1, 1)
+        self.copies = self.tensor_size * self.stages  # ranks of a replica
+        if world % self.copies:
+            raise core.Error(f"castor: CASTOR_TP={self.tensor_size} x CASTOR_PP={self.stages} ranks have a model together, and there are {world}: give --nproc a "
+                             f"multiple of {self.copies}")
+        self.rank, self.replicas = rank, world // self.copies
+        self.replica, within = divmod(rank, self.copies)
+        self.stage, self.place = divmod(within, self.tensor_size)
+        self._control = control
+
+    def of_replicas(self, every):
+        """Of a list with an item for each rank one for each replica: that of the first rank of its last stage."""
+        return every[self.copies - self.tensor_size::self.copies]
+
+    @property
+    def is_last(self):
+        return self.stage == self.stages - 1
+
+    @functools.cached_property
+    def tensor_group(self):
+        """PyTorch's, of the tensor-parallel ranks. All ranks ask for it together."""
+        return self._group("castor-tensor", range(self.rank - self.place, self.rank - self.place + self.tensor_size))
+
+    @functools.cached_property
+    def stage_group(self):
+        """Of the stages of one replica, of those with one place."""
+        return self._group("castor-stages", range(self.replica * self.copies + self.place, (self.replica + 1) * self.copies, self.tensor_size))
+
+    def _group(self, name, ranks):
+        return own_group.made(self._control(), f"{name}-{ranks[0]}", list(ranks), "cuda" if torch.cuda.is_initialized() else "cpu")

@@ -1,0 +1,295 @@
+"""Pipeline parallelism under the plugin `hybrid`: the longest chain of a model's layers is divided over stages, inside of the model's call.
+
+Each stage runs the model's own forward for the rows of one microbatch after another. Up to its first layer it computes what all compute, and takes for that
+layer's input what the stage before has sent; after its last one it sends, and goes on with the next microbatch. The last stage goes on to the end, and
+gives the results to all. In the backward pass a stage's graph begins with gradients that the stage behind it sends. Random numbers are those of one
+process: the generators' states travel with the activations, and each microbatch draws for the whole batch.
+
+What a forward does with outputs of layers that its stage does not have is an error, which all stages get (shardformer/_stages.py)."""
+import contextlib
+import functools
+import pickle
+import random
+import sys
+import weakref
+
+import torch
+
+from .. import core
+from . import rows
+
+
+class _Hole:
+    """A tensor, in what is sent ahead of it."""
+
+    def __init__(self, tensor):
+        self.shape, self.dtype, self.needs_gradient = tensor.shape, tensor.dtype, tensor.requires_grad
+
+
+class _Failed(Exception):
+    """A stage has raised."""
+
+
+class _Link:
+    """What the stages of a replica send each other."""
+
+    def __init__(self, group):
+        self.group = group
+        self.sent = []  # (work, tensor), which lives until it was sent
+
+    def send(self, to, value):
+        """Any nesting of tensors and of what can be pickled. Returns the tensors, in their order. Nobody waits."""
+        tensors = []
+
+        def hole(leaf, path):
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            tensors.append(leaf)
+            return _Hole(leaf)
+
+        data = torch.frombuffer(bytearray(pickle.dumps(rows.mapped(value, hole))), dtype=torch.uint8)
+        self.send_tensors(to, [torch.tensor([len(data)]), data, *tensors])
+        return tensors
+
+    def send_tensors(self, to, tensors):
+        self.sent = [(work, tensor) for work, tensor in self.sent if not work.is_completed()]
+        for tensor in tensors:
+            tensor = self._here(rows.resolved(tensor))
+            if tensor.numel():
+                self.sent.append((self.group.send([tensor], to, 0), tensor))
+
+    def receive(self, of):
+        """(the nesting with a _Hole for each tensor, the tensors)"""
+        length = self._received(of, torch.Size([1]), torch.int64)
+        nesting = pickle.loads(self._received(of, torch.Size([int(length)]), torch.uint8).cpu().numpy().tobytes())
+        holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
+        return nesting, self.receive_tensors(of, [(hole.shape, hole.dtype) for hole in holes])
+
+    def receive_tensors(self, of, shapes):
+        return [self._received(of, *each) for each in shapes]
+
+    def _received(self, of, shape, dtype):
+        tensor = self._here(torch.empty(shape, dtype=dtype))
+        if tensor.numel():
+            self.group.recv([tensor], of, 0).wait()
+        return tensor
+
+    @staticmethod
+    def _here(tensor):
+        return tensor.cuda() if torch.cuda.is_initialized() else tensor
+
+    def drain(self):
+        for work, _ in self.sent:
+            work.wait()
+        self.sent = []
+
+
+def _filled(nesting, tensors):
+    left = iter(tensors)
+    return rows.mapped(nesting, lambda leaf, path: next(left) if isinstance(leaf, _Hole) else leaf)
+
+
+class _Arrived(torch.autograd.Function):
+    """What the stage before has sent; its gradients go back there."""
+
+    @staticmethod
+    def forward(ctx, link, of, any_leaf, *tensors):
+        ctx.link, ctx.of = link, of
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+        ctx.link.send_tensors(ctx.of, gradients)
+        return (None, None, None, *(None for _ in gradients))
+
+
+class _Handed(torch.autograd.Function):
+    """What this stage has sent to the next one. A number of no meaning, from which a backward pass goes on to the gradients that come from there."""
+
+    @staticmethod
+    def forward(ctx, link, to, *tensors):
+        ctx.link, ctx.to = link, to
+        ctx.likes = [(t.shape, t.dtype) for t in tensors]
+        return torch.zeros((), device=tensors[0].device)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, _):
+        return (None, None, *ctx.link.receive_tensors(ctx.to, ctx.likes))
+
+
+class _Given(torch.autograd.Function):
+    """The results, which the last stage has sent; behind them, of each of this stage's microbatches what _Handed has given."""
+
+    @staticmethod
+    def forward(ctx, any_leaf, count, *tensors):
+        ctx.handed = tensors[count:]
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+        return (None, None, *(None for _ in gradients), *(torch.zeros_like(t) for t in ctx.handed))
+
+
+class _Counted(torch.autograd.Function):
+    """The results, on the last stage: one of as many ranks has made their gradients."""
+
+    @staticmethod
+    def forward(ctx, times, *tensors):
+        ctx.times = times
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+        return (None, *(g * ctx.times for g in gradients))
+
+
+class Stages:
+    def __init__(self, layout):
+        self.layout = layout
+        self._chains = weakref.WeakKeyDictionary()  # the outermost module: (its chain's layers, the first layer of each stage and the end)
+
+    def prepare(self, module):
+        """Raises Apart where its chain is not divided."""
+        if self.layout.stages == 1 or module in self._chains:
+            return
+        from ...shardformer import _stages
+
+        try:
+            _, children = _stages.longest_chain(module)
+            layers = [layer for _, layer in children]
+            if len(set(map(id, layers))) < len(layers) or any("forward" in layer.__dict__ for layer in layers):
+                raise ValueError("a layer stands several times in its chain, or has a forward of its own")
+            self._chains[module] = layers, _stages.bounds_of(layers, self.layout.stages)
+        except ValueError as error:
+            raise rows.Apart(f"has no stages: {str(error).removeprefix('castor: ')}") from None
+
+    def run(self, call, module, microbatches, join):
+        """The results of a call, the same on all ranks of a replica. call(part, args, kwargs): the model's forward; microbatches: (args, kwargs, a part of the
+        replica's rows) each; join(results): of the results of each microbatch those of all. What a stage raises, all raise as Apart."""
+        from ...shardformer import _stages
+
+        layout, (layers, bounds) = self.layout, self._chains[module]
+        link = _Link(layout.stage_group)
+        begin, end = bounds[layout.stage], bounds[layout.stage + 1]
+        leaf = torch.zeros((), requires_grad=torch.is_grad_enabled())
+        began, results, handed, why = _states(), [], [], ""
+        for args, kwargs, part in microbatches:
+            given, states = None, began
+            if layout.stage:
+                (failed, states, given), tensors = link.receive(layout.stage - 1)
+                why = why or failed
+                given = None if failed else _filled(given, self._arrived(link, leaf, given, tensors))
+            if not why:
+                try:
+                    _set_states(began)
+                    passing = _Pass(_stages, begin, end, layout.is_last, given, states)
+                    with passing.through(layers):
+                        result = passing.result_of(functools.partial(call, part, args, kwargs))
+                except core.GroupError:
+                    raise
+                except Exception as error:  # of the forward, on this stage: the others wait for it
+                    why = f"{type(error).__name__}: {error}".removeprefix("RuntimeError: castor: ")
+            if layout.is_last:
+                results.append(None if why else result)
+            elif why:
+                link.send(layout.stage + 1, (why, None, None))
+            else:
+                sent = [t for t in link.send(layout.stage + 1, ("", _states(), result)) if t.requires_grad]
+                handed += [_Handed.apply(link, layout.stage + 1, *sent)] if sent else []
+        return self._shared(link, why, results, handed, leaf, join)
+
+    @staticmethod
+    def _arrived(link, leaf, nesting, tensors):
+        holes = [each for each, _ in rows.leaves(nesting) if isinstance(each, _Hole)]
+        needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
+        if needed and leaf.requires_grad:
+            for n, t in zip(needed, _Arrived.apply(link, link.group.rank() - 1, leaf, *(tensors[n] for n in needed))):
+                tensors[n] = t
+        return tensors
+
+    def _shared(self, link, why, results, handed, leaf, join):
+        """The last stage gives the results to the others."""
+        layout = self.layout
+        if layout.is_last:
+            whole = None
+            if not why:
+                try:
+                    whole = join(results)
+                except rows.Apart as error:
+                    why = str(error)
+            for stage in range(layout.stages - 1):
+                link.send(stage, (why, None if why else _states(), whole))
+            link.drain()
+        else:
+            link.drain()
+            (why, states, nesting), tensors = link.receive(layout.stages - 1)
+        if why:
+            raise rows.Apart(f"does not divide into stages ({why})")
+        if layout.is_last:
+            needing = [leaf for leaf, _ in rows.leaves(whole) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            made = dict(zip(map(id, needing), _Counted.apply(float(layout.stages), *needing))) if needing else {}
+            return rows.mapped(whole, lambda leaf, path: made.get(id(leaf), leaf))
+        _set_states(states)
+        holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
+        needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
+        if needed and leaf.requires_grad:
+            for n, t in zip(needed, _Given.apply(leaf, len(needed), *(tensors[n] for n in needed), *handed)):
+                tensors[n] = t
+        return _filled(nesting, tensors)
+
+
+class _Pass:
+    """One microbatch's forward of this stage."""
+
+    def __init__(self, stages, begin, end, last, given, states):
+        self._ended, self._run = stages._Ended, stages._Run(begin, end, last, given)
+        self._begin, self._states = begin, states
+
+    @contextlib.contextmanager
+    def through(self, layers):
+        for place, layer in enumerate(layers):
+            layer.__dict__["forward"] = self._of(place, layer.forward)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.__dict__.pop("forward", None)
+
+    def _of(self, place, forward):
+        def layer(*args, **kwargs):
+            if place == self._begin and place:
+                _set_states(self._states)
+            return self._run.layer(place, lambda: forward(*args, **kwargs))
+
+        return layer
+
+    def result_of(self, call):
+        try:
+            result = call()
+        except self._ended as ended:
+            return ended.args[0]
+        if not self._run.last or self._run.next < self._run.end:
+            raise RuntimeError("its forward ends before the last layer of its chain")
+        return result
+
+
+def _states():
+    """Of the generators that a forward may draw from."""
+    numpy = sys.modules.get("numpy")
+    own, of_device = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return (own.numpy().tobytes(), None if of_device is None else of_device.numpy().tobytes(), random.getstate(),
+            None if numpy is None else numpy.random.get_state())
+
+
+def _set_states(states):
+    of_torch, of_device, of_python, of_numpy = states
+    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+    if of_device is not None:
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(of_device), dtype=torch.uint8))
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
