@@ -56,6 +56,8 @@ class Expect:
     aside: str = ""  # why Castor leaves the synchronization to PyTorch; the result must be equal all the same
     differs: str = ""  # pattern of the difference that is meant to be there, for the `reason`
     exact_at_2: bool = True
+    plugin: str = ""  # which the row has in place of gemini; others it has not
+    only_ranks: tuple = ()  # numbers of ranks; empty: any
     one_rank: bool = False  # a script of one process, which Castor leaves one process: the result must be bitwise equal
     repeatable: bool = True  # two plain runs are equal
     arguments: tuple = ()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import rows_ddp
 import rows_loader
+import rows_divided
 import rows_placed
 import rows_single
 from declared import SCRIPTS, cases_in, path_of  # noqa: F401 - others take path_of from here
@@ -23,7 +24,7 @@ from start_ranks import ENGINES  # noqa: E402, F401 - others take them from here
 
 HELPERS = ("accelerate_parts.py", "rearranged.py", "model.py", "parts.py", "record.py", "steps.py", "text.py", "trainer_parts.py")  # what the scripts import of each other
 
-TABLE = rows_placed.placed({**rows_ddp.TABLE, **rows_loader.split_by_loaders(rows_single.TABLE)})
+TABLE = {**rows_placed.placed({**rows_ddp.TABLE, **rows_loader.split_by_loaders(rows_single.TABLE)}), **rows_divided.TABLE}
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Row:
         return 1 if self.expect.one_rank else ranks
 
     def shown_by(self, plugin):
-        """False: under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says."""
-        return plugin != "none" or not (self.expect.under or self.expect.says)
+        """False: it has a plugin of its own; or under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says."""
+        return plugin in ("gemini", "plain") if self.expect.plugin else plugin != "none" or not (self.expect.under or self.expect.says)
 
     @property
     def alone(self):

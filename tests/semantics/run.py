@@ -107,7 +107,7 @@ class Suite:
             program = [self.python, *([] if by_torchrun else runner.script(plugin)[1:]), *program]
         if plugin == "plain":
             return [*self.under, *program]
-        under = [self.args.castor, "run", "--plugin", plugin, "--log-dir", logs if self.args.hosts == 1 else f"{logs}-{{host}}"]
+        under = [self.args.castor, "run", "--plugin", row.expect.plugin or plugin, "--log-dir", logs if self.args.hosts == 1 else f"{logs}-{{host}}"]
         if self.args.hosts > 1:
             under = [sys.executable, HOSTS, str(self.args.hosts), *under]
         for option in (*self.args.set, *row.expect.options):
@@ -373,7 +373,7 @@ def chosen(args):
             for row in every:
                 if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
-                if row.shown_by(plugin):
+                if row.shown_by(plugin) and (ranks in row.expect.only_ranks or not row.expect.only_ranks):
                     plan.append((plugin, row.ranks(ranks), row))
     if not plan:
         sys.exit("run.py: these rows are not for the plugin none")

@@ -197,6 +197,8 @@ class Boundary:
                 made = self._rows_of(stock, module, division, own_args, own_kwargs, form)
         except core.GroupError:
             raise
+        except rows.Apart as error:
+            why = str(error)
         except Exception as error:  # of the script's code, which gets another number of rows than it expects
             why = f"by rows it raises {type(error).__name__}: {error}"
         if given.changed():
@@ -230,6 +232,9 @@ class Boundary:
             if early and self.job.layers.put_together(module):
                 self.job.say(f"the outputs of each divided layer of a {type(module).__name__} are put together, since it has other results where they stay divided "
                              f"(dropout between layers?): {why or 'on another rank'}", 3)
+                return result
+            if self.job.layout.stages > 1 and not form.tried:
+                form.tried = True
                 return result
             form.whole = True
             if not early:

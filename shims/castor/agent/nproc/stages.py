@@ -10,6 +10,7 @@ import contextlib
 import functools
 import pickle
 import random
+import re
 import sys
 import weakref
 
@@ -154,8 +155,14 @@ class Stages:
 
     def prepare(self, module):
         """Raises Apart where its chain is not divided."""
-        if self.layout.stages == 1 or module in self._chains:
-            return
+        if module not in self._chains:
+            self._chains[module] = self._chain_of(module)
+        layers, bounds = self._chains[module]
+        for begin, end in zip(bounds, bounds[1:]) if torch.is_grad_enabled() else ():
+            if not any(p.requires_grad for layer in layers[begin:end] for p in layer.parameters()):
+                raise rows.Apart(f"has nothing to train in layers {begin} to {end - 1} of its chain, which are a stage")
+
+    def _chain_of(self, module):
         from ...shardformer import _stages
 
         try:
@@ -163,7 +170,7 @@ class Stages:
             layers = [layer for _, layer in children]
             if len(set(map(id, layers))) < len(layers) or any("forward" in layer.__dict__ for layer in layers):
                 raise ValueError("a layer stands several times in its chain, or has a forward of its own")
-            self._chains[module] = layers, _stages.bounds_of(layers, self.layout.stages)
+            return layers, _stages.bounds_of(layers, self.layout.stages)
         except ValueError as error:
             raise rows.Apart(f"has no stages: {str(error).removeprefix('castor: ')}") from None
 
@@ -192,7 +199,7 @@ class Stages:
                 except core.GroupError:
                     raise
                 except Exception as error:  # of the forward, on this stage: the others wait for it
-                    why = f"{type(error).__name__}: {error}".removeprefix("RuntimeError: castor: ")
+                    why = re.split(": (?:such )?a model that|: such a model|; use pp_size", f"{type(error).__name__}: {error}".removeprefix("RuntimeError: castor: "))[0]
             if layout.is_last:
                 results.append(None if why else result)
             elif why:
@@ -228,7 +235,7 @@ class Stages:
             link.drain()
             (why, states, nesting), tensors = link.receive(layout.stages - 1)
         if why:
-            raise rows.Apart(f"does not divide into stages ({why})")
+            raise rows.Apart(f"has no stages: {why}")
         if layout.is_last:
             needing = [leaf for leaf, _ in rows.leaves(whole) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             made = dict(zip(map(id, needing), _Counted.apply(float(layout.stages), *needing))) if needing else {}
@@ -261,7 +268,7 @@ class _Pass:
 
     def _of(self, place, forward):
         def layer(*args, **kwargs):
-            if place == self._begin and place:
+            if place == self._begin - 1:  # before what a checkpoint around the next layer keeps of them
                 _set_states(self._states)
             return self._run.layer(place, lambda: forward(*args, **kwargs))
 

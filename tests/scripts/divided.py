@@ -1,0 +1,270 @@
+"""One process: models whose layers, or whose chain of layers, several ranks can have together."""
+
+import os
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import record
+from model import GPT
+
+VOCABULARY, LENGTH, WIDTH, STEPS = 64, 10, 32, 6
+
+
+def tokens(step, count=4):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, VOCABULARY, (count, LENGTH), generator=generator)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def without_momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def train(log, model, loss_of, make=sgd, steps=STEPS, clip=None):
+    optimizer = make(model.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        log.step(loss, model, optimizer)
+
+
+def of_tokens(model, step):
+    return model(tokens(step), tokens(step + 1000))[1]
+
+
+def gpt(**options):
+    return GPT(vocabulary=VOCABULARY, context=LENGTH, width=WIDTH, heads=4, layers=4, **options)
+
+
+@record.case
+def gpt_sgd(log):
+    train(log, gpt(), of_tokens)
+
+
+@record.case
+def gpt_adamw_clipped(log):
+    train(log, gpt(), of_tokens, adamw, clip=0.5)
+
+
+@record.case
+def loss_outside(log):
+    def loss_of(model, step):
+        logits = model(tokens(step))[0]
+        return F.cross_entropy(logits.view(-1, VOCABULARY), tokens(step + 1000).view(-1))
+
+    train(log, gpt(), loss_of)
+
+
+@record.case
+def evaluated(log):
+    model = gpt()
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = of_tokens(model, step)
+        loss.backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            logits = model(tokens(500 + step, 2))[0]
+        model.train()
+        log.note("logits", logits)
+        log.step(loss, model, optimizer)
+
+
+@record.case
+def accumulated(log):
+    model = gpt()
+    optimizer = adamw(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for micro in range(3):
+            loss = of_tokens(model, 3 * step + micro) / 3
+            loss.backward()
+            total = total + loss.detach()
+        optimizer.step()
+        log.step(total, model, optimizer)
+
+
+@record.case
+def batches_of_other_sizes(log):
+    train(log, gpt(), lambda model, step: model(tokens(step, 2 + step), tokens(step + 1000, 2 + step))[1])
+
+
+class Residual(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Perceptrons(nn.Module):
+    """Blocks with dropout in between; between the layers of each if `within`."""
+
+    def __init__(self, within, dropout=0.1, norm=nn.LayerNorm):
+        super().__init__()
+        self.enter = nn.Linear(8, WIDTH)
+        self.blocks = nn.ModuleList(
+            Residual(norm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(dropout * within), nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(dropout * (not within)))
+            for _ in range(4)
+        )
+        self.leave = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
+def of_classes(model, step, count=8):
+    generator = torch.Generator().manual_seed(step)
+    x, y = torch.randn(count, 8, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+    return F.cross_entropy(model(x), y)
+
+
+@record.case
+def dropout_between_blocks(log):
+    train(log, Perceptrons(within=False), of_classes)
+
+
+@record.case
+def dropout_within_blocks(log):
+    train(log, Perceptrons(within=True), of_classes)
+
+
+@record.case
+def batch_norms(log):
+    train(log, Perceptrons(within=True, dropout=0.0, norm=nn.BatchNorm1d), of_classes)
+
+
+@record.case
+def recomputed(log):
+    class Recomputed(Perceptrons):
+        def forward(self, x):
+            x = self.enter(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return self.leave(x)
+
+    train(log, Recomputed(within=False), of_classes)
+
+
+@record.case
+def encoder(log):
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.1, batch_first=True)
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(WIDTH, VOCABULARY))
+
+    def loss_of(model, step):
+        return F.cross_entropy(model(tokens(step)).view(-1, VOCABULARY), tokens(step + 1000).view(-1))
+
+    train(log, model, loss_of)
+
+
+@record.case
+def frozen_first_blocks(log):
+    model = Perceptrons(within=False, dropout=0.0)
+    for block in model.blocks[:2]:
+        block.requires_grad_(False)
+    model.enter.requires_grad_(False)
+    train(log, model, of_classes)
+
+
+@record.case
+def skips_a_block(log):
+    class Skipping(Perceptrons):
+        def forward(self, x):
+            x = self.enter(x)
+            for number, block in enumerate(self.blocks):
+                if number != 2:
+                    x = block(x)
+            return self.leave(x)
+
+    train(log, Skipping(within=False, dropout=0.0), of_classes)
+
+
+@record.case
+def remembers_each_block(log):
+    class Remembering(Perceptrons):
+        def forward(self, x):
+            x, seen = self.enter(x), []
+            for block in self.blocks:
+                x = block(x)
+                seen.append(x)
+            return self.leave(sum(seen))
+
+    train(log, Remembering(within=False, dropout=0.0), of_classes)
+
+
+def of_transformers(make, **more):
+    """A model of transformers, with random values, that returns its loss."""
+
+    def case(log):
+        import transformers
+
+        model = make(transformers)
+
+        def loss_of(model, step):
+            ids = tokens(step)
+            labels = ids.clone()
+            labels[0, : 2 + step % 3] = -100
+            return model(input_ids=ids, labels=labels, **more).loss
+
+        train(log, model, loss_of, without_momentum)
+
+    return case
+
+
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+@record.case
+def hf_gpt2(log):
+    of_transformers(lambda t: t.GPT2LMHeadModel(t.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=4, n_head=4, use_cache=False)))(log)
+
+
+@record.case
+def hf_llama(log):
+    of_transformers(lambda t: t.LlamaForCausalLM(t.LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=LENGTH, use_cache=False)))(log)
+
+
+@record.case
+def hf_bert(log):
+    of_transformers(lambda t: t.BertForMaskedLM(t.BertConfig(**SMALL, max_position_embeddings=LENGTH)))(log)
+
+
+@record.case
+def hf_t5(log):
+    of_transformers(lambda t: t.T5ForConditionalGeneration(t.T5Config(vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=3, num_heads=4, use_cache=False, decoder_start_token_id=0)))(log)
+
+
+@record.case
+def hf_vit(log):
+    import transformers
+
+    config = transformers.ViTConfig(hidden_size=WIDTH, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=8, num_labels=5)
+
+    def loss_of(model, step):
+        generator = torch.Generator().manual_seed(step)
+        return model(pixel_values=torch.randn(4, 3, 16, 16, generator=generator), labels=torch.randint(0, 5, (4,), generator=generator)).loss
+
+    train(log, transformers.ViTForImageClassification(config), loss_of, without_momentum)
+
+
+if __name__ == "__main__":
+    record.main()

@@ -1,0 +1,32 @@
+"""The rows of divided.py, whose models several ranks have together under the plugin `hybrid`: each case in each layout."""
+
+from dataclasses import replace
+
+from expect import adaptive, like, sgd
+from rows_single import CANCELS
+
+# CASTOR_TP, CASTOR_PP, and with how many ranks: the others are replicas.
+LAYOUTS = {"TP=2": (2, 4), "PP=2": (2, 4), "TP=2 PP=2": (4,), "TP=4": (4,), "PP=4": (4,)}
+ADAPTIVE = "gpt_adamw_clipped", "accumulated"
+OF_KEYS = "hf_bert", "hf_vit"  # gradients of the keys' biases cancel
+CASES = (
+    "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
+    "encoder frozen_first_blocks skips_a_block remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 hf_vit"
+).split()
+# What a line says where a model is computed whole.
+WHOLE = {
+    "batch_norms": {"": r"computed whole on every rank.*\(Perceptrons: has a batch norm"},
+    "frozen_first_blocks": {"PP": r"computed whole on every rank.*\(Perceptrons: has nothing to train in layers 0 to [01] "},
+    "skips_a_block": {"PP": r"computed whole on every rank.*\(Skipping: .*calls layer 3 of its chain"},
+    "remembers_each_block": {"PP": r"computed whole on every rank.*\(Remembering: .*computes \(.*\) with the output of a layer of an earlier"},
+}
+
+
+def row_of(case, layout, ranks):
+    options = (*(f"CASTOR_{word}" for word in layout.split()), "CASTOR_ZERO_STAGE=2")
+    says = next((pattern for part, pattern in WHOLE.get(case, {}).items() if part in layout), "")
+    expect = adaptive if case in ADAPTIVE else like(sgd, tolerance=replace(CANCELS, floor=1e-6)) if case in OF_KEYS else sgd
+    return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False)
+
+
+TABLE = {"divided.py": {f"{case}: {layout}": row_of(case, layout, ranks) for case in CASES for layout, ranks in LAYOUTS.items()}}
