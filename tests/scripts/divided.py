@@ -168,7 +168,7 @@ def recomputed(log):
 @record.case
 def encoder(log):
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.1, batch_first=True)
-    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(WIDTH, VOCABULARY))
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(WIDTH, VOCABULARY))
 
     def loss_of(model, step):
         return F.cross_entropy(model(tokens(step)).view(-1, VOCABULARY), tokens(step + 1000).view(-1))
@@ -250,7 +250,7 @@ def hf_bert(log):
 
 @record.case
 def hf_t5(log):
-    of_transformers(lambda t: t.T5ForConditionalGeneration(t.T5Config(vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=3, num_heads=4, use_cache=False, decoder_start_token_id=0)))(log)
+    of_transformers(lambda t: t.T5ForConditionalGeneration(t.T5Config(vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=4, num_heads=4, use_cache=False, decoder_start_token_id=0)))(log)
 
 
 @record.case

@@ -125,11 +125,11 @@ class Boundary:
         count = min(core.options.microbatches or self.job.layout.stages, division.size)
         parts = [division.part(number, count) for number in range(count)]
         microbatches = [(*self._rows_between(form, (args, kwargs), part), part) for part in parts]
-        return self.job.stages.run(functools.partial(self._computed, stock, module), module, microbatches, lambda results: self._join_parts(parts, results))
+        return self.job.stages.run(functools.partial(self._computed, stock, module), module, microbatches, functools.partial(self._join_parts, division, parts))
 
-    def _computed(self, stock, module, division, args, kwargs):
+    def _computed(self, stock, module, division, args, kwargs, within=contextlib.nullcontext):
         division.module = module
-        with self._within(division), self.job.layers.within(module):
+        with self._within(division), self.job.layers.within(module), within():
             division.local_batch.look_at((args, kwargs))
             return stock(module, *args, **kwargs)
 
@@ -163,10 +163,8 @@ class Boundary:
 
         return rows.mapped(arguments, rows_in, "", _is_column)
 
-    def _join_parts(self, parts, results):
+    def _join_parts(self, division, parts, results):
         """The results of a replica's rows, made of those of each part."""
-        if len(results) == 1:
-            return results[0]
         every = [dict((path, leaf) for leaf, path in rows.leaves(result)) for result in results]
         if any(list(one) != list(every[0]) for one in every):
             raise rows.Apart("its microbatches have results of different forms")
@@ -175,11 +173,12 @@ class Boundary:
             leaves = [one[path] for one in every]
             place = _place_of(leaf, parts[0]) if isinstance(leaf, torch.Tensor) else None
             if place == LOSS:
-                measures = [losses.Measure([loss]) for loss in leaves] if self.job.loss in ("auto", "tokens") else []
-                shares = losses.shares([part.size / sum(each.size for each in parts) for part in parts], [m.row() for m in measures] or [[] for _ in parts])
+                measures = self._measures(leaves)
+                shares = losses.shares([part.size / division.size for part in parts], [m.row() for m in measures] or [[] for _ in parts])
+                division.measures[path] = losses.added(measures)
                 return sum(share * loss for share, loss in zip(shares, leaves) if share)
             if place is not None:
-                return torch.cat(leaves, place[0])
+                return torch.cat(leaves, place[0]) if len(leaves) > 1 else leaf
             if len({_digest(one) for one in leaves}) > 1:
                 raise rows.Apart(f"returns numbers{path and f' (result{path})'} that are made of the rows of a microbatch")
             return leaf
@@ -432,18 +431,20 @@ class Boundary:
                 how = found[id(leaf)][2]
                 if how == LOSS:
                     path = found[id(leaf)][1]
-                    joined[id(leaf)] = rows.Sum.apply(leaf, 1.0 if path in form.sums else self._share_of(leaf, division), division, path)
+                    joined[id(leaf)] = rows.Sum.apply(leaf, 1.0 if path in form.sums else self._share_of(leaf, division, path), division, path)
                 else:
                     joined[id(leaf)] = leaf if how is None else division.whole(leaf, *how)
             return joined[id(leaf)]
 
         return rows.mapped(result, whole_of)
 
-    def _share_of(self, loss, division):
+    def _measures(self, of):
+        return [losses.Measure([loss]) for loss in of] if self.job.loss in ("auto", "tokens") else []
+
+    def _share_of(self, loss, division, path):
         """This rank's share of a loss that the model returns."""
-        measure = losses.Measure([loss]) if self.job.loss in ("auto", "tokens") else None
-        row = [] if measure is None else measure.row()
-        compares = self.job.loss == "auto" and measure.compares
+        compares, row = division.measures.get(path) or losses.added(self._measures([loss]))
+        compares = self.job.loss == "auto" and compares
         every = self.job.layout.of_replicas(self.job.group.gather([float(compares), division.size / division.count, *row], "what a loss counts for"))
         if any(compares for compares, *_ in every):
             raise rows.Apart("returns a loss that compares the samples of a batch with each other")

@@ -219,6 +219,15 @@ class Measure:
         return [float(len(self.terms)), *flat, *(2 * (core.LOSS_TERMS - len(terms)) * [0.0])]
 
 
+def added(measures):
+    """(whether one of the losses compares samples, the row of their sum), of losses of one form, each of some rows."""
+    every = [measure.row() for measure in measures]
+    counts = slice(2, None, 2)
+    row = list(every[0]) if every else []
+    row[counts] = [sum(of) for of in zip(*(one[counts] for one in every))]
+    return any(measure.compares for measure in measures), row
+
+
 def shares(weights, rows):
     """The weight of each rank's loss. `weights`: of the ranks' parts by samples; `rows`: Measure.row() of each."""
     every = (c_double * len(weights))()

@@ -116,6 +116,7 @@ class Division:
         self.local_batch = randomness.LocalBatch(self.first, self.last, count)
         self.went_back = False  # a backward has gone through the call's results
         self.hooked = False  # the script wants to see, or change, gradients inside of the call
+        self.measures = {}  # the same: what a loss counts, where its graph does not show it (losses.added)
         self.totals = {}  # of the losses that the call returns, by their paths: the sum over the ranks
 
     def part(self, number, count):

@@ -175,8 +175,8 @@ class Stages:
             raise rows.Apart(f"has no stages: {str(error).removeprefix('castor: ')}") from None
 
     def run(self, call, module, microbatches, join):
-        """The results of a call, the same on all ranks of a replica. call(part, args, kwargs): the model's forward; microbatches: (args, kwargs, a part of the
-        replica's rows) each; join(results): of the results of each microbatch those of all. What a stage raises, all raise as Apart."""
+        """The results of a call, the same on all ranks of a replica. call(part, args, kwargs, within): the model's forward, in a context;
+        microbatches: (args, kwargs, a part of the replica's rows) each; join(results): of the results of each microbatch those of all. What a stage raises, all raise as Apart."""
         from ...shardformer import _stages
 
         layout, (layers, bounds) = self.layout, self._chains[module]
@@ -194,8 +194,7 @@ class Stages:
                 try:
                     _set_states(began)
                     passing = _Pass(_stages, begin, end, layout.is_last, given, states)
-                    with passing.through(layers):
-                        result = passing.result_of(functools.partial(call, part, args, kwargs))
+                    result = passing.result_of(functools.partial(call, part, args, kwargs, functools.partial(passing.through, layers)))
                 except core.GroupError:
                     raise
                 except Exception as error:  # of the forward, on this stage: the others wait for it
@@ -258,13 +257,12 @@ class _Pass:
 
     @contextlib.contextmanager
     def through(self, layers):
-        for place, layer in enumerate(layers):
-            layer.__dict__["forward"] = self._of(place, layer.forward)
-        try:
+        with contextlib.ExitStack() as undone:
+            for place, layer in enumerate(layers):
+                before = layer.__dict__.pop("forward", None)  # of a divided layer (divided_layers.py)
+                undone.callback(functools.partial(layer.__dict__.__setitem__, "forward", before) if before else functools.partial(layer.__dict__.pop, "forward"))
+                layer.__dict__["forward"] = self._of(place, before or layer.forward)
             yield
-        finally:
-            for layer in layers:
-                layer.__dict__.pop("forward", None)
 
     def _of(self, place, forward):
         def layer(*args, **kwargs):
