@@ -12,7 +12,7 @@ from .nodes import remote
 from .optim import clipping, on_host, steps, swapping
 from .precision import checkpoints, loss_scale, masters
 from .process import compiler, events, failures, leaving, strays
-from .nproc import alone, draws, job
+from .nproc import alone, draws, job, layout
 
 trainer = None  # what stands for the script's process (nproc/script_process.py); None: it has ranks of its own
 
@@ -42,6 +42,7 @@ def install():
         choice.choose(rank, world)
     activations.install()  # within what divides the calls of models
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
+    layout.check(ranks is not None)
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]
     if torch.version.cuda:

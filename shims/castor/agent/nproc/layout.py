@@ -11,6 +11,16 @@ from .. import core
 from ..device_ranks import own_group
 
 
+def check(divides):
+    """divides: the models of this process can be divided. Error: they are to be, and cannot."""
+    asked = [f"{name}={value}" for name, value in (("CASTOR_TP", core.options.tp), ("CASTOR_PP", core.options.pp)) if value > 1]
+    if asked and core.options.plugin != "hybrid":
+        core.log(1, f"{' and '.join(asked)} have no effect under --plugin {core.options.plugin}: models are divided by --plugin hybrid".encode())
+    elif asked and not divides:
+        raise core.Error(f"castor: {' and '.join(asked)} divide the models of single-process scripts: start this one without a launcher of its own, by castor run --plugin "
+                         "hybrid --nproc N; for a script with a process group use --plugin zero1 or gemini")
+
+
 class Layout:
     """rank = (replica * stages + stage) * tensor_size + place among tensor-parallel ranks.
 
