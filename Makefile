@@ -51,7 +51,7 @@ NVCC := $(shell command -v nvcc || ls "$$(dirname "$(PYTHON)")"/../lib/python3*/
 endif
 NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
-LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/%.o,base/log base/machine base/process job/ends job/meeting job/options job/plugin)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/%.o,base/log base/machine base/process job/begin job/ends job/meeting job/options job/plugin)
 # The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.
 UNIT_B := $(if $(filter thread,$(SAN)),$(B),build)
 # Which unit tests, by folder and name: UNIT="store/* nodes/nodes".

@@ -9,6 +9,7 @@
 #include "arena/arena.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "job/begin.h"
 #include "job/options.h"
 #include "job/plugin.h"
 #include "events/life.h"
@@ -61,12 +62,24 @@ void start_beside(void) {
     log_set_said("", "");
 }
 
+/* The processes of a job say a line once. */
+static void share_lines(void) {
+    if (options()->job[0] && options()->log_dir[0]) {
+        char said[OPTION_STRING_MAX + 16];
+        log_format(said, sizeof said, "%s/" TRACE_SAID_NAME, options()->log_dir);
+        log_set_said(said, options()->job);
+    }
+}
+
 castor_status start_wake(void) {
     if (is_beside)
         return error_set(CASTOR_ERR_UNSUPPORTED,
                          "the library is not in front of PyTorch: start the command by "
                          "castor run");
     life_agent_attached();
+    if (option_status == CASTOR_OK)
+        option_status = job_begin(option_message, sizeof option_message);
+    share_lines();
     life_wake();
     return options_verdict();
 }
@@ -82,11 +95,7 @@ static int torch_visit(struct dl_phdr_info *info, size_t size, void *context) {
 static void read_environment(void) {
     option_status = options_load(environ, option_message, sizeof option_message);
     log_set_file(options()->log_file);
-    if (options()->job[0] && options()->log_dir[0]) {
-        char said[OPTION_STRING_MAX + 16];
-        log_format(said, sizeof said, "%s/" TRACE_SAID_NAME, options()->log_dir);
-        log_set_said(said, options()->job);
-    }
+    share_lines();
     files_start();
 }
 

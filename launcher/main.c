@@ -7,6 +7,7 @@
 #include "base/version.h"
 #include "launcher/common/command_line.h"
 #include "launcher/doctor/doctor.h"
+#include "launcher/env/env.h"
 #include "launcher/logs/logs.h"
 #include "launcher/report/report.h"
 #include "launcher/run/run.h"

@@ -37,7 +37,8 @@ void refusal_of_agent(void) {
         "TORCH_DEVICE_BACKEND_AUTOLOAD=0, a PYTHONPATH that was replaced, or a torch before 2.5, keep "
         "PyTorch from calling it)";
     int file = note_open(TRACE_UNREACHED_NAME);
-    if (file < 0 || !options()->job[0]) /* else `castor run` says so at the end of the job */
+    bool is_run = options()->job[0] && options()->begun != CASTOR_BEGUN_PROCESS;
+    if (file < 0 || !is_run) /* else `castor run` says so at the end of the job */
         LOG_W("%s", reason);
     note_write(file, TRACE_UNREACHED_NAME, reason);
 }

@@ -123,7 +123,7 @@ static bool make_environment(const run_install *install, run_environment *out) {
     static char step_aside[] = "CASTOR_ON_ERROR=passthrough", *settings[] = {step_aside};
     run_request request = {.ranks = 1, .settings = settings, .setting_count = 1};
     run_job job = {.request = &request, .install = *install};
-    memset(job.token, '0', RUN_TOKEN_DIGITS);
+    memset(job.token, '0', JOB_TOKEN_DIGITS);
     return run_environment_build(&job, environ, 0, -1, -1, out);
 }
 

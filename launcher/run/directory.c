@@ -9,12 +9,9 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 #include "base/log.h"
 #include "launcher/job/runs.h"
-
-enum { SAME_SECOND_MAX = 1000 };
 
 /* Removes the directories of `path` that this run made, the deepest first; those that hold something stay. */
 static void remove_made(const char *shown, size_t made_from) {
@@ -31,55 +28,15 @@ static void remove_made(const char *shown, size_t made_from) {
     }
 }
 
-/* mkdir -p. `made_from` gets the length of the first directory that was made, or 0. */
-static bool make_parents(const char *wanted, size_t *made_from) {
-    char path[PATH_MAX];
-    size_t length = strlen(wanted);
-    *made_from = 0;
-    for (size_t i = 1; i <= length; i++) {
-        if ((wanted[i] && wanted[i] != '/') || wanted[i - 1] == '/')
-            continue;
-        memcpy(path, wanted, i);
-        path[i] = '\0';
-        if (mkdir(path, 0777) == 0) {
-            if (!*made_from)
-                *made_from = i;
-            continue;
-        }
-        struct stat info;
-        int reason = errno;
-        if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-            continue;
-        errno = reason == EEXIST ? ENOTDIR : reason;
-        return false;
-    }
-    return true;
-}
-
-/* castor-logs/TIME, with -2, -3, ... for runs that start in the same second. */
+/* castor-logs/TIME */
 static bool make_default(run_directory *out) {
-    char stamp[32];
-    time_t now = time(NULL);
-    struct tm local;
-    localtime_r(&now, &local);
-    strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local);
     strcpy(out->shown, JOB_RUNS_PARENT);
-    if (!make_parents(JOB_RUNS_PARENT, &out->made_from))
+    if (!job_folders_make(JOB_RUNS_PARENT, &out->made_from) ||
+        !job_directory_make(JOB_RUNS_PARENT, out->shown, sizeof out->shown))
         return false;
-    for (int number = 1; number <= SAME_SECOND_MAX; number++) {
-        if (number == 1)
-            snprintf(out->shown, sizeof out->shown, JOB_RUNS_PARENT "/%s", stamp);
-        else
-            snprintf(out->shown, sizeof out->shown, JOB_RUNS_PARENT "/%s-%d", stamp, number);
-        if (mkdir(out->shown, 0777) == 0) {
-            if (!out->made_from)
-                out->made_from = strlen(out->shown);
-            return true;
-        }
-        if (errno != EEXIST)
-            break;
-    }
-    return false;
+    if (!out->made_from)
+        out->made_from = strlen(out->shown);
+    return true;
 }
 
 /* Permissions do not tell (root, read-only and full file systems); a file of that size does. */
@@ -112,7 +69,7 @@ int run_directory_prepare(const char *wanted, run_directory *out) {
     }
     if (wanted[0])
         strcpy(out->shown, wanted);
-    bool made = wanted[0] ? make_parents(out->shown, &out->made_from) : make_default(out);
+    bool made = wanted[0] ? job_folders_make(out->shown, &out->made_from) : make_default(out);
     if (!made || !realpath(out->shown, out->path) || !try_to_write(out->path, 1)) {
         if (errno == EFBIG)
             LOG_E("the log directory %s cannot be written: the limit on the size of files (ulimit -f) is too "

@@ -319,31 +319,35 @@ static bool set_files(const run_job *job, run_environment *out) {
     return set(out, "CASTOR_FILES", path) && set(out, "CASTOR_TEMPORARY_DIR", temporary ? temporary : "");
 }
 
-bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file, int line,
-                           run_environment *out) {
-    if (!run_environment_settle(job->request, base, out))
-        return false;
+bool run_environment_preload(const run_install *install, run_environment *out) {
     bool done = true;
     if (!run_environment_get(out, "CASTOR_PLUGIN"))
-        done = done && set(out, "CASTOR_PLUGIN", "none");
-    done = done && set(out, "CASTOR_LOG_DIR", job->directory.path);
-    done = done && set(out, "CASTOR_JOB", job->token);
+        done = set(out, "CASTOR_PLUGIN", "none");
     /* The linker takes spaces and colons; an empty element means nothing to it. To Python it means the
      * working directory, which "." says as well. */
-    done = done && prepend(out, "LD_PRELOAD", ": ", job->install.library, NULL);
+    done = done && prepend(out, "LD_PRELOAD", ": ", install->library, NULL);
     const char *python_path = run_environment_get(out, "PYTHONPATH");
     const char *empty = python_path && *python_path ? "." : NULL;
     const char *compat = run_environment_get(out, "CASTOR_COMPAT");
     if (compat && strcmp(compat, "1") == 0) {
         /* An import of another name of the package may come before that of torch, which starts the agent. */
         char names[PATH_MAX + 16];
-        snprintf(names, sizeof names, "%s/castor/names", job->install.python);
+        snprintf(names, sizeof names, "%s/castor/names", install->python);
         done = done && prepend(out, "PYTHONPATH", ":", names, empty);
     }
-    done = done && prepend(out, "PYTHONPATH", ":", job->install.python, empty);
+    return done && prepend(out, "PYTHONPATH", ":", install->python, empty);
+}
+
+bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file, int line,
+                           run_environment *out) {
+    if (!run_environment_settle(job->request, base, out))
+        return false;
+    bool done = run_environment_preload(&job->install, out);
+    done = done && set(out, "CASTOR_LOG_DIR", job->directory.path);
+    done = done && set(out, "CASTOR_JOB", job->token);
     run_cluster cluster;
     if (done && run_environment_cluster(job->request, out, &cluster))
-        done = set_place(out, &cluster);
+        done = set_place(out, &cluster) && set(out, "CASTOR_BEGUN", "runs");
     if (job->request->command && run_command_serves(job->request->command) && plugin()->engine &&
         options()->fork == CASTOR_FORK_AUTO)
         done = done && set(out, "CASTOR_FORK_SERVER", "1");

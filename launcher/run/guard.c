@@ -70,7 +70,7 @@ size_t run_children_signal(pid_t except, bool same_session, int signal) {
 }
 
 typedef struct job_query {
-    char entry[sizeof "CASTOR_JOB=" + RUN_TOKEN_DIGITS];
+    char entry[sizeof "CASTOR_JOB=" + JOB_TOKEN_DIGITS];
     int signal;
 } job_query;
 

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 #include "base/log.h"
 #include "job/options.h"
@@ -23,8 +22,7 @@ static int parse_ranks(const char *text, int *out) {
     return 0;
 }
 
-/* Checks a setting and appends it. `origin` is the option that the user wrote it with. */
-static int add_setting(run_request *request, const char *origin, const char *name, const char *value) {
+int run_request_set(run_request *request, const char *origin, const char *name, const char *value) {
     char message[512];
     if (option_check(name, value, message, sizeof message) != CASTOR_OK) {
         LOG_E("%s: %s", origin, message);
@@ -46,7 +44,7 @@ static int add_setting(run_request *request, const char *origin, const char *nam
     return 0;
 }
 
-static int add_assignment(run_request *request, const char *text) {
+int run_request_assign(run_request *request, const char *text) {
     char name[128];
     const char *equals = strchr(text, '=');
     if (!equals || equals == text) {
@@ -54,35 +52,38 @@ static int add_assignment(run_request *request, const char *text) {
         return RUN_EXIT_USAGE;
     }
     snprintf(name, sizeof name, "%.*s", (int)(equals - text), text);
-    return add_setting(request, "--set", name, equals + 1);
+    return run_request_set(request, "--set", name, equals + 1);
+}
+
+int run_request_begin(int argc, run_request *out) {
+    *out = (run_request){.ranks = 1};
+    out->settings = calloc((size_t)argc + 1, sizeof *out->settings);
+    if (out->settings)
+        return 0;
+    LOG_E("out of memory");
+    return RUN_EXIT_SYSTEM;
 }
 
 int run_arguments_parse(int argc, char *const *argv, run_request *out) {
-    *out = (run_request){.ranks = 1};
-    out->settings = calloc((size_t)argc + 1, sizeof *out->settings);
-    if (!out->settings) {
-        LOG_E("out of memory");
-        return RUN_EXIT_SYSTEM;
-    }
     command_line line = {SUBCOMMAND_run, argc, argv, 1, NULL};
-    int status = 0;
+    int status = run_request_begin(argc, out);
     for (bool options = true; options && !status;) {
         switch (command_line_next(&line)) {
         case ARGUMENT_run_plugin:
-            status = add_setting(out, "--plugin", "CASTOR_PLUGIN", line.value);
+            status = run_request_set(out, "--plugin", "CASTOR_PLUGIN", line.value);
             break;
         case ARGUMENT_run_nproc:
             status = parse_ranks(line.value, &out->ranks);
             break;
         case ARGUMENT_run_set:
-            status = add_assignment(out, line.value);
+            status = run_request_assign(out, line.value);
             break;
         case ARGUMENT_run_log_dir:
             if (!line.value[0]) {
                 LOG_E("--log-dir: an empty name; leave it out for castor-logs/TIME");
                 return RUN_EXIT_USAGE;
             }
-            status = add_setting(out, "--log-dir", "CASTOR_LOG_DIR", line.value);
+            status = run_request_set(out, "--log-dir", "CASTOR_LOG_DIR", line.value);
             break;
         case ARGUMENT_run_all_output:
             out->all_output = true;
@@ -117,8 +118,16 @@ void run_request_free(run_request *request) {
     *request = (run_request){0};
 }
 
-/* Loads the options that the job will run with, wherever they come from. */
-static int check_options(const run_request *request, char *const *base) {
+static int check_accumulation(void) {
+    if (options()->accumulate == 1 || plugin()->engine)
+        return 0;
+    LOG_E("CASTOR_ACCUMULATE=%d: plugin %s changes nothing in the script; use --plugin ddp (or another), or "
+          "leave it out",
+          options()->accumulate, plugin()->name);
+    return RUN_EXIT_USAGE;
+}
+
+int run_options_check(const run_request *request, char *const *base) {
     char message[512];
     run_environment settled;
     if (!run_environment_settle(request, base, &settled)) {
@@ -132,7 +141,7 @@ static int check_options(const run_request *request, char *const *base) {
         return RUN_EXIT_USAGE;
     }
     log_set_level((log_level)options()->log_level);
-    return 0;
+    return check_accumulation();
 }
 
 static int check_ranks(const run_request *request) {
@@ -165,15 +174,6 @@ static int check_ranks(const run_request *request) {
         return RUN_EXIT_USAGE;
     }
     return 0;
-}
-
-static int check_accumulation(void) {
-    if (options()->accumulate == 1 || plugin()->engine)
-        return 0;
-    LOG_E("CASTOR_ACCUMULATE=%d: plugin %s changes nothing in the script; use --plugin ddp (or another), or "
-          "leave it out",
-          options()->accumulate, plugin()->name);
-    return RUN_EXIT_USAGE;
 }
 
 static int check_reach(const run_job *job, const run_environment *settled) {
@@ -212,28 +212,18 @@ static int prepare_directory(const run_request *request, const run_environment *
 }
 
 static int make_token(char *token) {
-    unsigned char bytes[RUN_TOKEN_DIGITS / 2];
-    ssize_t length;
-    do {
-        length = getrandom(bytes, sizeof bytes, 0);
-    } while (length < 0 && errno == EINTR);
-    if (length != (ssize_t)sizeof bytes) {
-        LOG_E("no random numbers: %s", strerror(errno));
-        return RUN_EXIT_SYSTEM;
-    }
-    for (size_t i = 0; i < sizeof bytes; i++)
-        snprintf(token + 2 * i, 3, "%02x", bytes[i]);
-    return 0;
+    if (job_token_draw(token))
+        return 0;
+    LOG_E("no random numbers: %s", strerror(errno));
+    return RUN_EXIT_SYSTEM;
 }
 
 static int run_job_do(run_job *job, char *const *base) {
     const run_request *request = job->request;
     run_environment settled = {0};
-    int status = check_options(request, base);
+    int status = run_options_check(request, base);
     if (!status)
         status = check_ranks(request);
-    if (!status)
-        status = check_accumulation();
     if (!status && !run_environment_settle(request, base, &settled))
         status = RUN_EXIT_SYSTEM;
     if (!status)

@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 #include "environment.h"
+#include "job/begin.h"
 
 enum run_exit {
     RUN_EXIT_SYSTEM = 1, /* an error outside the command line */
@@ -37,6 +38,12 @@ typedef struct run_request {
 } run_request;
 
 int run_arguments_parse(int argc, char *const *argv, run_request *out);
+int run_request_begin(int argc, run_request *out); /* room for the settings of as many arguments */
+/* Checks a setting and appends it. `origin` is the option that the user wrote it with. */
+int run_request_set(run_request *request, const char *origin, const char *name, const char *value);
+int run_request_assign(run_request *request, const char *text); /* --set */
+/* Loads the options that a job with these settings gets, wherever they come from, and checks them. */
+int run_options_check(const run_request *request, char *const *base);
 void run_request_free(run_request *request);
 
 /* ---- command.c ---- */
@@ -123,13 +130,11 @@ void run_files_remove(const char *path);
 
 /* ---- environment.c ---- */
 
-enum { RUN_TOKEN_DIGITS = 32 };
-
 typedef struct run_job {
     const run_request *request;
     run_install install;
     run_directory directory;
-    char token[RUN_TOKEN_DIGITS + 1];
+    char token[JOB_TOKEN_DIGITS + 1];
     char command[PATH_MAX]; /* the file to execute */
 } run_job;
 
@@ -142,6 +147,8 @@ typedef struct run_environment {
 /* The options that the job runs with: `base` and the settings, without those of an outer `castor run`.
  * False when memory is out. */
 bool run_environment_settle(const run_request *request, char *const *base, run_environment *out);
+/* What makes any later Python process Castor's, whichever job it belongs to. False when memory is out. */
+bool run_environment_preload(const run_install *install, run_environment *out);
 /* Everything that `castor run` sets for one rank (0 when there is one process only), whose log lines go to the descriptor
  * `log_file` (-1: to its standard error), and who may ask castor by `line` whether to fork the others (-1: may not). */
 bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file, int line,

@@ -19,7 +19,7 @@ def _attach():
 
     from . import core, patching
     from .nodes import process_groups
-    from .process import ends, forking, phases, serving, stacks
+    from .process import begun, ends, forking, phases, serving, stacks
 
     if not core.bind():
         return  # libcastor.so is not in this process: nothing to do
@@ -27,6 +27,7 @@ def _attach():
     if serving.start():
         return  # the server of a launcher's ranks, which attach when they import torch
     core.attach()
+    begun.pass_on()
     core.versions_tell(str(torch.__version__).encode(), platform.python_version().encode())
     stacks.install()
     ends.install()

@@ -3,6 +3,7 @@
 The core decides which ranks are on which node, and which of them exchange (interpose/nodes/grouping.h)."""
 import ctypes
 import os
+import secrets
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,9 @@ _introduced = {}  # the same: (the node of each rank, the token of each rank's j
 
 
 def on_one_node():
-    """Whether the launcher says that all ranks of the job are on this node: then the ranks need no exchange."""
+    """Whether the launcher says that all ranks of the job are on this node, and they have one token: then the ranks need no exchange."""
     here, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
-    return here is not None and here == world
+    return here is not None and here == world and core.options.begun == "run"
 
 
 def one_node_of(process_group, device=None):
@@ -72,7 +73,9 @@ def _make(process_group, ranks):
 
 def _introduce(process_group, world, device):
     """(the node of each rank, the token of each rank's job)"""
-    token = core.options.job.encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
+    # A process that begins many jobs, as Ray's do, has one token: the ranks draw one for each set of them.
+    token = secrets.token_hex(16) if core.options.begun == "process" else core.options.job
+    token = token.encode()[:TOKEN_BYTES - 1].ljust(TOKEN_BYTES, b"\0")
     mine = torch.frombuffer(bytearray(core.node_identity().to_bytes(8, "little") + token), dtype=torch.uint8).to(device or "cpu")
     every = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(every, mine, group=process_group)

@@ -1,0 +1,24 @@
+/* The begin of a job: a token and a log directory. `castor run` begins the jobs that it starts. In a job of another launcher (`castor env`)
+ * each process that no process of the job has started begins one, for itself and its descendants. No malloc. */
+#ifndef CASTOR_JOB_BEGIN_H
+#define CASTOR_JOB_BEGIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include "base/status.h"
+
+enum { JOB_TOKEN_DIGITS = 32 };
+
+/* A new token. False with errno: there are no random numbers. */
+bool job_token_draw(char out[JOB_TOKEN_DIGITS + 1]);
+
+/* mkdir -p. `made_from` gets the length of the first directory that was made, or 0. False with errno. */
+bool job_folders_make(const char *path, size_t *made_from);
+/* Makes PARENT/TIME, with -2, -3, ... for jobs that begin in the same second. False with errno. */
+bool job_directory_make(const char *parent, char *out, size_t out_size);
+
+/* Begins a job in this process, if it belongs to none: its options get the token, and the directory where CASTOR_LOG_PARENT asks for one.
+ * An error's text goes to `message`. */
+castor_status job_begin(char *message, size_t size);
+
+#endif
