@@ -2,7 +2,7 @@
 must be equal, or Castor must refuse.
 
     run.py                          every program that needs packages of PyPI only, in every mode of table.py
-    run.py NAME...                  programs whose name contains one of these; --mode M the same for modes
+    run.py NAME...                  programs, and examples of launchers.py, whose name contains one of these; --mode M the same for modes
     run.py --repositories DIR       those of public repositories as well: DIR/OWNER+NAME is a clone's work tree (by default the variable REPOSITORIES);
                                     then the own tests of pytorch/pytorch and hpcaitech/ColossalAI, too, where they are there
     run.py --markdown FILE          writes docs/foreign.md, of these results and of earlier ones
@@ -24,6 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "semantics")]
 import launch  # noqa: E402
+import launchers  # noqa: E402
 import runner  # noqa: E402
 import sections  # noqa: E402
 from compare import compare_files, compare_ranks, compare_text, compare_values, Outcome, shown, Tolerance  # noqa: E402
@@ -316,6 +317,7 @@ def main():
     programs = [p for p in suite.table.PROGRAMS if any(name in p.name for name in args.names) and ("/" not in p.source or args.repositories)]
     for program in programs:
         suite.run(program)
+    suite.ran += launchers.run(args, suite.python) if args.mode == [""] else []
     if args.markdown:
         with open(args.markdown, "w") as file:
             file.write(markdown(suite))

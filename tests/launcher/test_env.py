@@ -2,9 +2,12 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
+import runner
+import start_ranks
 from command import BINARY, CommandTest
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -64,6 +67,12 @@ class Env(CommandTest):
         self.assertEqual((process.returncode, process.stderr), (0, ""))
         return json.loads(process.stdout)
 
+    def of_pod(self, text):
+        """The variables of a container in Kubernetes that has this list."""
+        lines = text.splitlines()
+        self.assertEqual([line[:8] for line in lines], ["- name: ", "  value:"] * (len(lines) // 2))
+        return {name[8:]: expanded(json.loads(value[8:])) for name, value in zip(lines[::2], lines[1::2])}
+
     def run_seen(self, *options, env={}):
         status, out, err = self.castor("run", *options, "--", sys.executable, "-c", SHOW, env=env)
         self.assertEqual(status, 0, err)
@@ -88,10 +97,7 @@ class Env(CommandTest):
                 self.assertEqual({name: seen[name] for name in told}, told)
                 seen = self.by_file(self.printed(*given, "--format", "dotenv"))
                 self.assertEqual({name: seen[name] for name in told}, told)
-                lines = self.printed(*given, "--format=yaml").splitlines()
-                self.assertEqual([line[:8] for line in lines], ["- name: ", "  value:"] * (len(lines) // 2))
-                names, values = (line[8:] for line in lines[::2]), (expanded(json.loads(line[8:])) for line in lines[1::2])
-                self.assertEqual(dict(zip(names, values)), told)
+                self.assertEqual(self.of_pod(self.printed(*given, "--format=yaml")), told)
 
     def test_what_a_format_cannot_hold(self):
         broken = ["--set", "CASTOR_SEPARABLE=a\nb"]
@@ -158,6 +164,35 @@ class Env(CommandTest):
         self.assertEqual(len(set(tokens)), 2)
         self.assertEqual(directories, [self.path("log/rank0"), self.path("log/rank1")])
         self.assertEqual(worlds, ["[2]", "[2]"])
+
+    @runner.long
+    def test_pods_without_torchrun(self):
+        """Each rank begins a job, as the process of a container that has the printed list and the operator's variables alone."""
+        variables = self.of_pod(self.printed("--plugin", "zero2", "--log-dir", "logs", "--set", "CASTOR_TIMEOUT=30", "--format", "yaml"))
+        variables |= dict([self.mark.split("=")], OMP_NUM_THREADS="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(start_ranks.free_port()))
+        pods = [subprocess.Popen([sys.executable, self.script("ddp.py", DDP)], cwd=self.folder, env=variables | {"RANK": str(rank)}, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in (0, 1)]
+        self.started += pods
+        (out, err), other = [pod.communicate(timeout=200) for pod in pods]
+        self.assertEqual(([pod.returncode for pod in pods], err, other), ([0, 0], "", ("", "")))
+        told = out.splitlines()
+        self.assertNotEqual(told[0], told[3], "tokens")
+        self.assertEqual([told[2], told[5]], ["[2]", "[2]"])
+        for rank, directory in enumerate((told[1], told[4])):
+            self.assertEqual(os.path.dirname(directory), self.path("logs"))
+            self.check_report(directory, [rank])
+
+    @runner.long
+    def test_torchrun_in_a_container(self):
+        """The container's environment is the lines of the file, and nothing else."""
+        with open(self.path("castor.env"), "w") as file:
+            file.write(self.printed("--plugin", "gemini", "--log-dir", "logs", "--format", "dotenv"))
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", self.script("ddp.py", DDP)]
+        inside = f"exec env -i {self.mark} OMP_NUM_THREADS=1 \"$@\" {shlex.join(launch)}"
+        process = subprocess.run(["xargs", "-a", self.path("castor.env"), "-d", "\\n", "sh", "-c", inside, "sh"], cwd=self.folder, capture_output=True,
+                                 text=True, timeout=200)
+        self.assertEqual((process.returncode, process.stderr), (0, ""))
+        self.check_report(process.stdout.splitlines()[1], [0, 1])
 
     def check_report(self, directory, ranks):
         status, out, err = self.castor("report", directory, "--format", "json")
