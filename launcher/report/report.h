@@ -219,6 +219,9 @@ void report_write_text(const report *report, FILE *out);
 void report_write_json(const report *report, FILE *out);
 void report_write_perfetto(const report *report, FILE *out);
 void report_write_html(const report *report, FILE *out);
+void report_write_prometheus(const report *report, FILE *out);
+/* FOLDER/JOB/rankN: a run of TensorBoard for each rank. False with errno. */
+bool report_write_tensorboard(const report *report, const char *folder);
 /* The readable part of a mangled C++ name: `_ZN4c10d16ProcessGroupGloo9allreduceE...` is
  * c10d::ProcessGroupGloo::allreduce. Any other name stays as it is. */
 void report_shorten_symbol(char *out, size_t out_size, const char *symbol);

@@ -136,18 +136,21 @@ static void report_compare_html(const report *a, const report *b, FILE *out) {
 #define STATUS_PARTIAL 1
 #define STATUS_NOTHING 2
 
-/* A way to show a run, and two runs beside each other (NULL: not this way). */
+/* A way to show a run, and two runs beside each other (NULL: not this way); or into a folder, and not as one file. */
 typedef struct report_format {
     const char *name;
     void (*write)(const report *report, FILE *out);
     void (*compare)(const report *a, const report *b, FILE *out);
+    bool (*fill)(const report *report, const char *folder); /* false with errno */
 } report_format;
 
 static const report_format formats[] = {
-    {"text", report_write_text, report_compare_text},
-    {"json", report_write_json, report_compare_json},
-    {"perfetto", report_write_perfetto, NULL},
-    {"html", report_write_html, report_compare_html},
+    {"text", report_write_text, report_compare_text, NULL},
+    {"json", report_write_json, report_compare_json, NULL},
+    {"perfetto", report_write_perfetto, NULL, NULL},
+    {"html", report_write_html, report_compare_html, NULL},
+    {"prometheus", report_write_prometheus, NULL, NULL},
+    {"tensorboard", NULL, NULL, report_write_tensorboard},
 };
 
 typedef struct report_options {
@@ -194,6 +197,12 @@ static int parse_arguments(int argc, char **argv, report_options *options) {
         default:
             more = false;
         }
+    }
+    if (options->format->fill != NULL && options->output == NULL) {
+        LOG_E("report: --format %s fills a folder, and -o names it: -o FOLDER; then tensorboard --logdir "
+              "FOLDER",
+              options->format->name);
+        return STATUS_NOTHING;
     }
     if (options->directory_count == 0) {
         if (!job_runs_newest(options->newest, sizeof options->newest)) {
@@ -253,6 +262,12 @@ static bool write_file(const report reports[2], const report_options *options) {
 }
 
 static bool write_output(const report reports[2], const report_options *options) {
+    if (options->format->fill != NULL) {
+        bool filled = options->format->fill(&reports[0], options->output);
+        if (!filled)
+            fprintf(stderr, "castor: cannot write the report to %s: %s\n", options->output, strerror(errno));
+        return filled;
+    }
     if (options->output != NULL)
         return write_file(reports, options);
     write_report(reports, options, stdout);

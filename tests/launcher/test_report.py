@@ -39,6 +39,98 @@ class ReportTest(CommandTest):
         return json.loads(self.report(*arguments, "--format", "json"))
 
 
+LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\[\\n"])*)"')
+SAMPLE = re.compile(rf"(castor_\w+)\{{({LABEL.pattern}(?:,{LABEL.pattern})*)\}} (\S+)")
+
+
+class Elsewhere(ReportTest):
+    """For those who look at runs elsewhere."""
+
+    def samples(self, *arguments):
+        """{(metric, labels but run, host and pid): value} of Prometheus's text format."""
+        found, metric, seen = {}, None, set()
+        for line in self.report(*arguments, "--format", "prometheus").rstrip("\n").split("\n"):
+            if line.startswith("# HELP "):
+                metric = line.split()[2]
+                self.assertNotIn(metric, seen, "a metric has one place")
+                seen.add(metric)
+            elif line.startswith("# TYPE "):
+                self.assertIn(line.split()[2:], [[metric, kind] for kind in ("gauge", "counter", "untyped")])
+            else:
+                parts = SAMPLE.fullmatch(line)
+                self.assertTrue(parts, line)
+                self.assertEqual(parts[1], metric)
+                labels = {name: re.sub(r"\\(.)", lambda c: {"n": "\n"}.get(c[1], c[1]), text) for name, text in LABEL.findall(parts[2])}
+                self.assertEqual(labels.pop("run"), arguments[0])
+                key = metric, tuple(sorted((name, text) for name, text in labels.items() if name not in ("host", "pid")))
+                self.assertNotIn(key, found)
+                found[key] = float(parts[parts.lastindex])
+        return found
+
+    def test_prometheus_has_the_figures_of_the_report(self):
+        for name, arguments in (("three", ["--ranks", "3"]), ("devices", ["--devices"]), ("budget", ["--budget"]), ("died", ["--die"])):
+            with self.subTest(name):
+                seen, report = self.samples(self.trace(name, *arguments)), self.json(name)
+                self.assertAlmostEqual(seen["castor_job_duration_seconds", ()], report["duration_seconds"], places=6)
+                for rank in report["ranks"]:
+                    of_rank = ("rank", str(rank["rank"]))
+                    self.assertEqual(seen["castor_steps", (of_rank,)], rank["optimizer_steps"])
+                    self.assertEqual(seen["castor_rank_end", (("kind", rank["end"]["kind"]), of_rank)], 1)
+                    self.assertAlmostEqual(seen["castor_step_seconds", (("quantile", "0.5"), of_rank)], rank["step_seconds"], places=9)
+                    for phase, seconds in rank["phases"].items():
+                        self.assertAlmostEqual(seen["castor_phase_seconds", (("phase", phase), of_rank)], seconds, places=9)
+                    for kind in rank["memory"]["bytes"]:
+                        peak = seen["castor_memory_peak_bytes", (("kind", kind), of_rank)] if not kind.startswith("link_") else None
+                        if kind in ("param", "grad", "optim"):
+                            self.assertEqual(peak, rank["peak_bytes"][kind])
+                for part, label in (("calls", "function"), ("collectives", "operation"), ("waits", "reason")):
+                    for what, counter in report[part].items():
+                        self.assertEqual(seen[f"castor_{part}_total", ((label, what),)], counter["count"])
+                        self.assertAlmostEqual(seen.get((f"castor_{part}_seconds_total", ((label, what),)), 0), counter["seconds"], places=7)
+
+    def test_prometheus_takes_any_name(self):
+        seen = self.samples(self.trace('a "b" \\c', "--name", HOSTILE))
+        names = [dict(labels)["function"] for metric, labels in seen if metric == "castor_calls_total"]
+        self.assertEqual(set(names), set(self.json('a "b" \\c')["calls"]))
+        self.assertTrue(any('"' in name for name in names))
+
+    def test_tensorboard_reads_the_curves(self):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        self.trace("run", "--ranks", "2")
+        self.report("run", "--format", "tensorboard", "-o", "there/events")
+        report = self.json("run")
+        self.assertEqual(sorted(os.listdir(self.path("there/events/run"))), ["rank0", "rank1"])
+        for rank in report["ranks"]:
+            events = EventAccumulator(self.path(f"there/events/run/rank{rank['rank']}"), size_guidance={"scalars": 0})
+            events.Reload()
+            kinds = rank["memory"]["bytes"]
+            self.assertEqual(set(events.Tags()["scalars"]), {"step_seconds"} | {f"memory_bytes/{kind}" for kind in kinds})
+            steps = events.Scalars("step_seconds")
+            self.assertEqual([event.step for event in steps], list(range(2, rank["steps"] + 1)))
+            self.assertEqual(len(steps), rank["steps"] - 1)
+            for event, seconds, at in zip(steps, rank["step_times"]["seconds"], rank["step_times"]["at_seconds"], strict=True):
+                self.assertAlmostEqual(event.value / seconds, 1, places=6)
+                self.assertAlmostEqual(event.wall_time - events.FirstEventTimestamp(), at, places=4)
+            for kind, values in kinds.items():
+                curve = events.Scalars(f"memory_bytes/{kind}")
+                self.assertAlmostEqual(max(event.value for event in curve), max(values), delta=1e-7 * max(values))
+                self.assertEqual(curve[-1].step, rank["steps"])
+                self.assertEqual([event.step for event in curve], sorted(event.step for event in curve))
+
+    def test_tensorboard_needs_a_folder(self):
+        self.trace("run")
+        self.script("file", "", 0o644)
+        for options, text in (([], "-o FOLDER"), (["-o", "-"], "-o FOLDER"), (["-o", "file"], "Not a directory")):
+            code, out, err = self.castor("report", "run", "--format", "tensorboard", *options)
+            self.assertEqual((code, out, len(err)), (2, "", 1))
+            self.assertIn(text, err[0])
+        for format in ("prometheus", "tensorboard"):
+            code, out, err = self.castor("report", "run", "run", "--format", format, "-o", "out")
+            self.assertEqual((code, out, len(err)), (2, "", 1))
+            self.assertIn("shows one run", err[0])
+
+
 class Json(ReportTest):
     def schema(self):
         with open(os.path.join(ROOT, "docs", "report.schema.json")) as file:
