@@ -2,9 +2,13 @@
 #include "castor.h"
 
 #include <stdatomic.h>
+#include <string.h>
 #include "arena/arena.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/version.h"
+#include "job/begin.h"
 #include "job/options.h"
 #include "job/plugin.h"
 #include "base/thread.h"
@@ -20,11 +24,30 @@
 #include "trace/sampler.h"
 #include "trace/trace.h"
 
+/* What castor run writes of a run that it starts (launcher/run/about_begin.c), as far as this process knows it. */
+static void tell_of_job(void) {
+    char value[OPTION_STRING_MAX], line[OPTION_STRING_MAX + 64];
+    trace_about_add(TRACE_ABOUT_CASTOR, CASTOR_VERSION);
+    log_format(line, sizeof line, "%llu", (unsigned long long)clock_ns(CLOCK_REALTIME));
+    trace_about_add(TRACE_ABOUT_STARTED, line);
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        const option_info *row = &option_table[id];
+        option_format((option_id)id, value, sizeof value);
+        if (row->internal || id == OPTION_ID_log_dir || id == OPTION_ID_log_parent ||
+            strcmp(value, row->def) == 0)
+            continue;
+        log_format(line, sizeof line, "%s=%s", row->env, value);
+        trace_about_add(TRACE_ABOUT_OPTION_ENVIRONMENT, line);
+    }
+}
+
 static void attach_once(void) {
     static _Atomic int attached;
     if (atomic_exchange(&attached, 1))
         return;
     phases_attach();
+    if (job_began_here())
+        tell_of_job();
     trace_about_add(TRACE_ABOUT_RANKS, serving_why_not());
     gauges_start();
     sample_start();

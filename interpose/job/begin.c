@@ -13,6 +13,8 @@
 
 enum { SAME_SECOND_MAX = 1000 };
 
+static pid_t beginner; /* 0: none */
+
 bool job_token_draw(char out[JOB_TOKEN_DIGITS + 1]) {
     static const char digits[] = "0123456789abcdef";
     unsigned char bytes[JOB_TOKEN_DIGITS / 2];
@@ -109,6 +111,7 @@ castor_status job_begin(char *message, size_t size) {
     castor_status status = option_set("CASTOR_JOB", token, message, size);
     if (status == CASTOR_OK)
         status = option_set("CASTOR_BEGUN", "process", message, size);
+    beginner = status == CASTOR_OK ? getpid() : 0;
     if (status != CASTOR_OK || !options()->log_parent[0] || options()->log_dir[0])
         return status;
     if (own_directory_make(directory, sizeof directory))
@@ -117,4 +120,8 @@ castor_status job_begin(char *message, size_t size) {
           "folder",
           options()->log_parent, errno);
     return CASTOR_OK;
+}
+
+bool job_began_here(void) {
+    return beginner == getpid();
 }

@@ -149,6 +149,9 @@ class Env(CommandTest):
         self.assertRegex(token, "^[0-9a-f]{32}$")
         self.assertEqual(rest, [directory, "[2]", token, directory, "[2]"], "torchrun's process has begun the job of both ranks")
         self.check_report(directory, [0, 1])
+        about = self.text(f"{directory}/castor.about")
+        for line in ("castor \\d.*", "started \\d{18,}", "option-environment CASTOR_PLUGIN=gemini", "option-environment CASTOR_TIMEOUT=30", "torch .*"):
+            self.assertEqual(len(re.findall(f"^{line}$", about, re.MULTILINE)), 1, line)
 
     def test_ranks_of_one_node_with_a_castor_run_each(self):
         """As by srun on one node: each has a token of its own, and they share a store."""
