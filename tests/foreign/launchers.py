@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PAGE = os.path.join(os.path.dirname(os.path.dirname(HERE)), "docs", "launchers.md")
@@ -61,9 +62,10 @@ class Example:
         """What a program prints, with that command castor in its PATH."""
         os.makedirs(folder, exist_ok=True)
         path = os.path.dirname(castor) + os.pathsep + os.environ["PATH"]
-        own = {"PATH": path, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "HOME": self.folder,
-               "JUPYTER_PLATFORM_DIRS": "1", "CASTOR_TIMEOUT": "60"}
-        done = subprocess.run([self.python, "-c", code], cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=SECONDS)
+        own = {"PATH": path, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "HOME": self.folder, "CASTOR_TIMEOUT": "60"}
+        with tempfile.TemporaryDirectory(prefix="castor-", ignore_cleanup_errors=True) as temporary:  # Ray's sockets need a short path
+            variables = {**os.environ, **own, "RAY_TMPDIR": temporary}
+            done = subprocess.run([self.python, "-c", code], cwd=folder, env=variables, capture_output=True, text=True, timeout=SECONDS)
         if done.returncode:
             raise AssertionError(f"status {done.returncode}: {done.stderr[-1500:]}")
         return done.stdout
