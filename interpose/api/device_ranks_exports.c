@@ -228,10 +228,10 @@ void castor_homes_written(int device, void *stream, const uint64_t *addresses, c
     gate_leave();
 }
 
-castor_status castor_descriptors_pass(const char *name, int rank, int world, int32_t *descriptors,
-                                      uint32_t count) {
-    return rendezvous_share(options()->job, name, rank, world, descriptors, (int)count, options()->timeout,
-                            NULL);
+castor_status castor_descriptors_pass(const char *name, const char *token, int rank, int world,
+                                      int32_t *descriptors, uint32_t count) {
+    return rendezvous_share(token ? token : options()->job, name, rank, world, descriptors, (int)count,
+                            options()->timeout, NULL);
 }
 
 uint64_t castor_offer_claim(const char *name) {

@@ -126,6 +126,19 @@ class KeptOnce(unittest.TestCase):
         for other in others:
             self.assertLess(min(other), min(first))
 
+    @runner.long
+    def test_ranks_that_have_begun_a_job_each(self):
+        """As Ray's workers do, by the variables of `castor env`: their tokens differ."""
+        habits = "nothing", "nccl"
+        plain, _ = job(None, 2, "kept_once.py", *habits)
+        told = subprocess.run([CASTOR, "env", "--plugin", "gemini", "--set", "CASTOR_DEVICE_BUDGET=12M", "--set", "CASTOR_TIMEOUT=30", "--format", "json"],
+                              env=runner.environment(), capture_output=True, text=True, check=True)
+        before = ["env", *(f"{name}={value}" for name, value in json.loads(told.stdout).items())]
+        lines, errors = run(None, [*before, *on_devices(2), *runner.ranks(2)], "kept_once.py", *habits)
+        self.assertEqual(sorted(lines), sorted(plain), errors)
+        first, other = (int(re.search(f"rank {rank} has (\\d+) bytes of parameters on the host", errors)[1]) for rank in range(2))
+        self.assertLess(other, first)
+
     def test_steps_that_are_late(self):
         self.compare(2, "nothing", "1M", "gloo", late=20000)
 

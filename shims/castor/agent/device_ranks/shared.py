@@ -252,7 +252,7 @@ def _pass(group, starts):
         for at in range(0, pieces, core.DESCRIPTORS):
             count = min(core.DESCRIPTORS, pieces - at)
             some = (ctypes.c_int32 * count).from_buffer(descriptors, 4 * at)
-            core.descriptors_pass(f"{name}-{at}".encode(), place, ranks, some, count)
+            core.descriptors_pass(f"{name}-{at}".encode(), group.secret, place, ranks, some, count)
         if not first:
             why = pages.tried(core.homes_take, starts, len(starts), descriptors)
     finally:

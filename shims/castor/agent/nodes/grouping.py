@@ -41,6 +41,15 @@ def nodes_of(process_group):
     return [numbers.setdefault(identity, len(numbers)) for identity in _introduced[ranks][0]]
 
 
+def token_of(process_group):
+    """By which the ranks of a process group that are on this node find each other, after one_node_of; None: by the job's."""
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    if ranks not in _introduced:
+        return None
+    identities, tokens = _introduced[ranks]
+    return tokens[identities.index(core.node_identity())]
+
+
 def group_of(process_group):
     """The store's group of this rank's node, for a process group of the script. The first call is a collective of its ranks."""
     ranks = tuple(dist.get_process_group_ranks(process_group))
