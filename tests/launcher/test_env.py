@@ -168,6 +168,18 @@ class Env(CommandTest):
         self.assertEqual(directories, [self.path("log/rank0"), self.path("log/rank1")])
         self.assertEqual(worlds, ["[2]", "[2]"])
 
+    def test_a_library_that_is_not_passed_on(self):
+        """Half of the environment is refused when the script trains; without PYTHONPATH the library refuses (test_torch.py)."""
+        train = ("import torch; p = torch.nn.Parameter(torch.ones(2)); o = torch.optim.SGD([p], lr=0.5); p.sum().backward(); "
+                 "print('before', flush=True); o.step(); print(p.tolist())")
+        told = json.loads(self.printed("--plugin", "gemini", "--format", "json"))
+        del told["LD_PRELOAD"]
+        for settings, out, line in (({}, "before\n", "castor: plugin gemini cannot be applied: LD_PRELOAD has not brought libcastor.so .*"),
+                                    ({"CASTOR_ON_ERROR": "passthrough"}, "before\n[0.5, 0.5]\n", "")):
+            process = subprocess.run([sys.executable, "-c", train], env=self.environment(told | settings), capture_output=True, text=True, timeout=100)
+            self.assertEqual((process.returncode, process.stdout), (1 if line else 0, out), process.stderr)
+            self.assertRegex(process.stderr, f"^{line}\\n?$")
+
     @runner.long
     def test_pods_without_torchrun(self):
         """Each rank begins a job, as the process of a container that has the printed list and the operator's variables alone."""

@@ -22,7 +22,8 @@ def _attach():
     from .process import begun, ends, forking, phases, serving, stacks
 
     if not core.bind():
-        return  # libcastor.so is not in this process: nothing to do
+        begun.without_library()
+        return
     forking.fork_ranks()
     if serving.start():
         return  # the server of a launcher's ranks, which attach when they import torch
