@@ -6,7 +6,7 @@
 # make test-torch VERSION=2.10.0   what depends on PyTorch, on that version of it
 # make check      format, static analysis, tables and links of the pages
 # make tables     writes the pages' tables from the tables in the code and the results of bench
-# make sim        the simulated devices of tests/sim
+# make simulation the simulated devices of castor rehearse, which `make` builds where there are CUDA's headers; make sim: for the tests
 # make fuzz       libFuzzer on the readers of traces, the report and the options, FUZZ_SECONDS (60) each; needs clang
 # make aarch64    the same bits from the kernels for AArch64, under emulation; needs a cross compiler and qemu
 # make gpu-test   what docs/gpu.md asks a machine with a GPU to show, in 9 minutes; result in bench/results/gpu-test.json
@@ -63,8 +63,8 @@ UNIT_O := $(UNIT_CC:%.cc=$(UNIT_B)/obj/%.o) $(UNIT_C:%.c=$(B)/obj/%.o)
 # tests/unit/support/store_inside.c stands in for what the exported functions need of them.
 UNIT_LIB_O := $(filter-out $(B)/obj/interpose/hooks/%.o $(B)/obj/interpose/api/collectives_exports.o $(B)/obj/interpose/api/device_exports.o $(B)/obj/interpose/api/device_steps_exports.o $(B)/obj/interpose/start.o,$(LIB_O)) $(filter-out $(B)/obj/launcher/main.o,$(LAUNCHER_C:%.c=$(B)/obj/%.o))
 
-.PHONY: all objects setup setup-tests setup-tests-system demo aarch64 test test-all test-torch check bench gpu-test gpu-bench install uninstall wheel clean unit semantics tables sim fuzz
-all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor
+.PHONY: all objects setup setup-tests setup-tests-system demo aarch64 test test-all test-torch check bench gpu-test gpu-bench install uninstall wheel clean unit semantics tables simulation sim fuzz
+all: $(B)/bin/castor $(B)/lib/libcastor.so $(B)/lib/castor $(if $(SAN),,simulation)
 # What needs a compiler alone, and can be made while `make setup-tests` downloads the rest.
 objects: $(filter-out %/image.o,$(LIB_O)) $(LAUNCHER_O) $(UNIT_O)
 
@@ -163,9 +163,12 @@ check:
 	@MAKE="$(MAKE)" B="$(B)" CC="$(CC)" scripts/check
 aarch64:
 	@MAKE="$(MAKE)" B="$(B)" scripts/aarch64
-# The simulated devices that tests run the CUDA wheel of torch on; nothing else uses them.
-sim:
-	@$(MAKE) --no-print-directory -f tests/sim/Makefile B="$(B)" PYTHON="$(PYTHON)"
+# Users' machines need no headers of CUDA: they get what was built from them.
+simulation:
+	@$(MAKE) --no-print-directory -f simulation/Makefile B="$(B)" PYTHON="$(PYTHON)" WARN="$(WARN)" OPTIONAL=1
+# With the programs that test them; after `simulation`, so that two makes never build one file.
+sim: simulation
+	@$(MAKE) --no-print-directory -f tests/sim/Makefile B="$(B)" PYTHON="$(PYTHON)" WARN="$(WARN)"
 # Each target with a corpus that it makes itself and that grows from run to run; what it finds lies in build/fuzz.
 FUZZ_CC ?= clang
 FUZZ_SECONDS ?= 60

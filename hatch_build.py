@@ -13,10 +13,10 @@ LEFT_OUT = ("include/", "lib/pkgconfig/", "share/licenses/")
 
 
 def platform_tag(binaries):
-    """The oldest manylinux that has every version of glibc's symbols that the binaries ask for; they need no other library."""
+    """The oldest manylinux that has every version of glibc's symbols that the binaries ask for; they need no other library but each other."""
     listing = subprocess.run(["readelf", "-W", "--version-info", "--dynamic", *binaries], capture_output=True, text=True, check=True).stdout
     machine = os.uname().machine
-    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", listing))
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", listing)) - {os.path.basename(binary) for binary in binaries}
     others = {name for name in needed if not re.match(r"(libc|libpthread|libdl|librt|libm|ld-linux.*)\.so\.\d+$", name)}
     minors = [int(minor) for minor in re.findall(r"Name: GLIBC_2\.(\d+)", listing)]
     if others or not minors:
@@ -43,6 +43,7 @@ class CustomBuildHook(BuildHookInterface):
                     continue
                 if name.startswith("libcastor.so."):
                     target = self.soname(file)
+                if re.search(r"\.so\b", name):
                     binaries.append(file)
                 build_data["shared_data"][file] = target
         build_data["force_include"][os.path.join(self.root, "shims", "installed.py")] = "castor.py"

@@ -4,7 +4,7 @@ and what Belady's choice would copy into slots and wait for.
 
     bench/device/run.py [--layers 16] [--hidden 256] [--shares 0.5,0.25,0.125] [--only WORD] [--check] [-o FILE] [--continue] [--seconds S]
 
-The GPT of train.py on a simulated device with numbers (tests/sim). Figures are of a step, after the first WARM_UP ones. The simulation
+The GPT of train.py on a simulated device with numbers (docs/rehearse.md). Figures are of a step, after the first WARM_UP ones. The simulation
 counts the bytes of copies, sets excepted. What operators touch in homes on the host passes the link as well: train.py counts it for one step,
 by the sizes of their tensors. Bytes do not depend on the machine's load. Waits do: they are times of the simulation's threads, beside
 what least.py computes for the times between uses that were measured.

@@ -246,7 +246,7 @@ def add_arguments(parser, limit_s):
     parser.add_argument("--python", default=os.path.join(ROOT, ".venv", "bin", "python"), help="a Python with torch for CUDA")
     parser.add_argument("--nvcc", default=shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--simulated", action="store_true", help="on the simulated devices of tests/sim, with tiny sizes; no measurement")
+    parser.add_argument("--simulated", action="store_true", help="on the simulated devices, with tiny sizes; no measurement")
     parser.add_argument("--limit", type=float, default=limit_s, metavar="SECONDS", help="for everything; checks for which no time is left are left out")
     parser.add_argument("--only", action="append", metavar="WORD", help="checks with WORD in their names; again for more")
     parser.add_argument("--host-bytes", type=int, default=0, help="of host memory that the probe may take (default: as much as seems free)")

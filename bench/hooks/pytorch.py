@@ -1,4 +1,4 @@
-"""The overhead of full tracing on PyTorch's own launches: the CUDA wheel on the simulated devices of tests/sim, whose kernels
+"""The overhead of full tracing on PyTorch's own launches: the CUDA wheel on the simulated devices, whose kernels
 do nothing, so that a step is bound by the 2000 launches that Python makes (pytorch_steps.py).
 
 Contenders run in turn, several rounds; the ratio is that of median steps, to an empty preloaded library in the same round.

@@ -3,7 +3,7 @@
 
 The same script runs plainly, under Castor, and with CASTOR_LAZY_INIT=1. Memory is that of all ranks (PSS) and what memory files
 hold that nobody has mapped, sampled all the time, above what the same processes take before they make the model. Parameters and
-random states must be the same, bit for bit. With --devices each rank then moves the model to a simulated device (tests/sim), whose budget leaves the parameters
+random states must be the same, bit for bit. With --devices each rank then moves the model to a simulated device (docs/rehearse.md), whose budget leaves the parameters
 on the host. ../README.md has the ways of measuring.
 """
 

@@ -1,5 +1,5 @@
 """Scripts that train on a CUDA device, with Castor keeping what does not fit its budget on the host: all that they print must be what
-plain PyTorch prints, to the last bit of each tensor. On simulated devices with numbers (tests/sim).
+plain PyTorch prints, to the last bit of each tensor. On simulated devices with numbers (docs/rehearse.md).
 
     tests/device/run.py [--castor build/bin/castor] [--plugin gemini|none|plain] [--jobs 2] [--device NAME] [--scripts] [--gpu] [--seed 1] [NAME]...
 

@@ -1,5 +1,5 @@
 """Runs a program of this folder; from the beginning of CUDA calls of one rank fail or take long: faulty.py RANK FAIL LATENCY PROGRAM ARGUMENTS, as SIM_FAIL and
-SIM_LATENCY say (tests/sim/README.md). With FAIL `count` none fails, and standard error tells at the end `calls NAME COUNT` of each function that was called."""
+SIM_LATENCY say (docs/rehearse.md). With FAIL `count` none fails, and standard error tells at the end `calls NAME COUNT` of each function that was called."""
 import atexit
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The hooks on the simulated devices of tests/sim: PyTorch's own CUDA wheel, unmodified."""
+"""The hooks on the simulated devices: PyTorch's own CUDA wheel, unmodified."""
 import json
 import os
 import re

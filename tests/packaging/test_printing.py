@@ -10,14 +10,14 @@ LAUNCHER = "launcher/main launcher/run/a launcher/run/b".split()
 with open(os.path.join(runner.ROOT, "Makefile")) as file:
     RULES = re.findall(r"^(?:LAUNCHER_O :=|\$\(B\)/bin/castor:).*", file.read(), re.M)
 OTHERS = [f"interpose/{name}" for rule in RULES for names in re.findall(r"interpose/(?:%\.o,([^)]*)|((?:base|job)/\w+)\.o)", rule) for name in "".join(names).split()]
-SIMULATED = ["tests/sim/engine/a", "tests/sim/engine/b"]
+SIMULATED = ["simulation/engine/a", "simulation/engine/b"]
 HEADERS = ["cuda.h", "crt/host_defines.h", "nv/target"]
 
 
 class Printing(InstalledTest):
     def setUp(self):
         super().setUp()
-        for name in ("Makefile", "scripts/printing.mk", "tests/sim/Makefile"):
+        for name in ("Makefile", "scripts/printing.mk", "simulation/Makefile"):
             os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
             shutil.copy(os.path.join(runner.ROOT, name), self.path(name))
         for name in LAUNCHER + OTHERS + ["interpose/hooks/table/hook_table"] + SIMULATED:
@@ -59,9 +59,9 @@ class Printing(InstalledTest):
         os.chmod(self.path("python"), 0o755)
         for name in HEADERS:
             self.write(f"nvidia/cu13/include/{name}", "")
-        library = "build/lib/sim/libcastor-sim.so"
-        arguments = "-f", "tests/sim/Makefile", f"PYTHON={self.path('python')}", library
-        self.assertEqual(self.lines(*arguments), ["compiling tests/sim/engine", f"linking {library}"])
+        library = "build/lib/castor-simulation/libcastor-sim.so"
+        arguments = "-f", "simulation/Makefile", f"PYTHON={self.path('python')}", library
+        self.assertEqual(self.lines(*arguments), ["compiling simulation/engine", f"linking {library}"])
         os.remove(self.path(library))
         (printed,) = self.lines(*arguments, "V=1")
         self.assertIn(f" -o {library} ", printed)

@@ -34,7 +34,8 @@ class Wheel(InstalledTest):
         name = re.fullmatch(rf"castor-{re.escape(VERSION)}-py3-none-((?:many)?linux_\w+)\.whl", os.path.basename(wheel))
         self.assertTrue(name, wheel)
         venv = self.environment_with(wheel)
-        self.check_platform(name[1], os.path.join(venv, "bin/castor"), os.path.join(venv, "lib", SONAME))
+        self.check_platform(name[1], os.path.join(venv, "bin/castor"), os.path.join(venv, "lib", SONAME),
+                            *glob.glob(os.path.join(venv, "lib/castor-simulation/*.so*")))
         self.check_main_job(os.path.join(venv, "bin/castor"), os.path.join(venv, "bin/python"), venv, outside=True)
         self.check_outside(os.path.join(venv, "bin/python"))
         active = os.path.join(venv, "bin") + ":" + os.environ["PATH"]
@@ -86,5 +87,6 @@ print(json.dumps([entry_points, steps, early, chunks[1:], os.path.getsize("saved
         names = zipfile.ZipFile(wheel).namelist()
         self.assertIn(f"castor-{VERSION}.data/data/lib/{SONAME}", names)
         self.assertIn(f"castor-{VERSION}.data/data/lib/castor/castor_agent-{VERSION}.dist-info/entry_points.txt", names)
+        self.assertIn(f"castor-{VERSION}.data/data/lib/castor-simulation/numbers/simulated_numbers-1.dist-info/entry_points.txt", names)
         self.assertIn("castor.py", names)
         self.assertFalse([name for name in names if name.startswith(("shims", "castor/", "build")) or name.endswith((".h", ".pc", ".pyc"))])

@@ -48,7 +48,7 @@ class Run:
 def all_runs():
     two = {"devices": 2, "memory": "8G"}
     return [
-        Run("symbols", "symbols.py", arguments=("{build}/lib/sim",), tests=2),
+        Run("symbols", "symbols.py", arguments=("{build}/lib/castor-simulation",), tests=2),
         Run("driver memory", "driver_memory", {"devices": 4, "memory": "1G", "host_memory": "128M"}, {"CUDA_VISIBLE_DEVICES": "3,1"},
               tests=14),
         Run("driver streams", "driver_streams", variables={"SIM_KERNELS": "{build}/bin/sim/libbodies.so"}, tests=9),

@@ -1,4 +1,4 @@
-"""The environment in which a program runs on simulated devices; see README.md.
+"""The environment in which a program runs on simulated devices; see docs/rehearse.md.
 
     import simulated
     env = simulated.environment(devices=2, memory="8G")
@@ -16,14 +16,12 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
 BUILD = os.path.join(ROOT, "build")
 CUDA = "13.0"  # whose functions the libraries have
-# The last is the wheel's own, which NVRTC asks for by its name alone: PyTorch would load it after the wheel's cuBLAS, which it cannot
-# load in front of the simulated cuBLASLt.
-LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2", "libnvrtc-builtins.so")
+LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2")
 
 
 def libraries(build=None):
     """The folder of the libraries, below the folder `build` (default: `build` in the root)."""
-    return os.path.join(build or BUILD, "lib", "sim")
+    return os.path.join(build or BUILD, "lib", "castor-simulation")
 
 
 def left_out(whole=False):
@@ -91,7 +89,7 @@ def environment(devices=1, memory="8G", base=None, build=None, preload_first=Non
     env["SIM_DEVICES"] = str(devices)
     env["SIM_MEMORY"] = str(memory)
     if numbers:
-        env["PYTHONPATH"] = ":".join(filter(None, (os.path.join(FOLDER, "numbers"), env.get("PYTHONPATH"))))
+        env["PYTHONPATH"] = ":".join(filter(None, (os.path.join(libraries(build), "numbers"), env.get("PYTHONPATH"))))
     for name, value in settings.items():
         env[f"SIM_{name.upper()}"] = str(value)
     return env

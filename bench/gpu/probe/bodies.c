@@ -1,4 +1,4 @@
-/* The probe's kernels on simulated devices, as SIM_KERNELS takes them (tests/sim/README.md). */
+/* The probe's kernels on simulated devices, as SIM_KERNELS takes them (docs/rehearse.md). */
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>

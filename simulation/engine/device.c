@@ -1,6 +1,11 @@
 /* Devices and contexts: what they say about themselves, and which one a thread works on. */
 #include "sim.h"
 
+#include <dlfcn.h>
+#include <glob.h>
+#include <limits.h>
+#include <link.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,11 +36,39 @@ static CUcontext context_make(int device, bool is_primary, unsigned flags) {
     return ctx;
 }
 
+/* Finds the part of NVRTC that lies beside a library of CUDA; `context` gets its path. */
+static int see_builtins(struct dl_phdr_info *object, size_t size, void *context) {
+    const char *slash = strrchr(object->dlpi_name, '/');
+    char pattern[PATH_MAX];
+    glob_t found;
+    (void)size;
+
+    if (!slash || (strncmp(slash, "/libcu", 6) != 0 && strncmp(slash, "/libnv", 6) != 0))
+        return 0;
+    int length = snprintf(pattern, sizeof pattern, "%.*s/libnvrtc-builtins.so.13.*",
+                          (int)(slash - object->dlpi_name), object->dlpi_name);
+    if (length >= PATH_MAX || glob(pattern, 0, NULL, &found) != 0)
+        return 0;
+    snprintf(context, PATH_MAX, "%s", found.gl_pathv[0]);
+    globfree(&found);
+    return 1;
+}
+
+/* NVRTC asks for that part by its name alone, along no path that leads to it: PyTorch would answer by loading the wheel's cuBLAS in
+ * front, which does not start behind the simulated cuBLASLt. Once it is loaded, it is found by its name. */
+static void load_builtins(void) {
+    char path[PATH_MAX];
+    if (dl_iterate_phdr(see_builtins, path) == 1)
+        dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
 CUresult sim_ctx_primary(int device, CUcontext *ctx) {
     if (sim_forked())
         return CUDA_ERROR_NOT_INITIALIZED;
     if (device < 0 || device >= sim_config()->devices)
         return sim_config()->devices ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NO_DEVICE;
+    static pthread_once_t builtins_loaded = PTHREAD_ONCE_INIT;
+    pthread_once(&builtins_loaded, load_builtins);
     pthread_mutex_lock(&primary_lock);
     if (!primary[device])
         primary[device] = context_make(device, true, 0);

@@ -1,6 +1,6 @@
 """Real numbers on the simulated devices: what a kernel of the wheel would have computed is computed by PyTorch's CPU kernel.
 
-`tests/sim/simulate --numbers` puts this package on PYTHONPATH, and PyTorch calls `on` at the end of `import torch`. It replaces the
+`castor rehearse` puts this package on PYTHONPATH, and PyTorch calls `on` at the end of `import torch`. It replaces the
 kernels that PyTorch's dispatcher has for CUDA, for every thread. A kernel's stand-in
 
 1. waits for the stream, so that what was ordered before has happened;
