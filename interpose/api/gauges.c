@@ -9,6 +9,7 @@
 #include "store/store.h"
 #include "store/tensor.h"
 #include "trace/counters.h"
+#include "trace/device_blocks.h"
 #include "trace/device_memory.h"
 #include "trace/sampler.h"
 #include "trace/trace.h"
@@ -23,12 +24,23 @@ static _Atomic pid_t counting;                              /* a forked child ha
 
 void castor_event_device_data(const uint64_t *addresses, const uint64_t *bytes, const uint8_t *kinds,
                               uint32_t count) {
+    static const device_part parts[CHUNK_KIND_COUNT] = {[CHUNK_PARAM] = DEVICE_PART_PARAM,
+                                                        [CHUNK_GRAD] = DEVICE_PART_GRAD,
+                                                        [CHUNK_OPTIM] = DEVICE_PART_OPTIM};
     uint64_t found[CHUNK_KIND_COUNT] = {0};
+    for (uint32_t i = 0; i < count; i++)
+        if (kinds[i] < CHUNK_KIND_COUNT)
+            device_blocks_tell(addresses[i], parts[kinds[i]]);
     for (uint32_t i = 0; i < count; i++)
         if (kinds[i] < CHUNK_KIND_COUNT && devices_find(addresses[i]) < 0)
             found[kinds[i]] += bytes[i];
     for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
         atomic_store(&outside[kind], found[kind]);
+    device_blocks_write();
+}
+
+int castor_event_device_peak(void) {
+    return device_blocks_risen();
 }
 
 void castor_event_device_copied(int device, int to, uint64_t bytes, void *stream) {

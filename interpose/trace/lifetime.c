@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "counters.h"
+#include "device_blocks.h"
 #include "device_memory.h"
 #include "device_waits.h"
 #include "file.h"
@@ -29,6 +30,7 @@ void trace_fork_child(void) {
     phases_fork_child();
     device_reset();
     device_memory_reset();
+    device_blocks_reset();
     sample_fork_child();
 }
 
@@ -52,6 +54,7 @@ void trace_flush(void) {
     if (counters == NULL)
         return;
     sample_stop();
+    device_blocks_write();
     phases_flush();
     mark_exit(counters);
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <time.h>
 #include "collective_statistics.h"
+#include "launcher/common/device_peaks.h"
 #include "pipeline_passes.h"
 
 /* What the report's JSON says of single records: timelines, classes of collectives, the slowest calls. */
@@ -234,6 +235,21 @@ static void write_overflow(json_writer *json, const device_figures *device) {
     json_object_end(json);
 }
 
+static void write_device_peaks(json_writer *json, const report_rank *rank) {
+    device_peak peaks[DEVICE_PARTS_DEVICES];
+    size_t count = device_peaks_read(rank->process->counters, peaks);
+    json_array_begin(json, "device_peaks");
+    for (size_t i = 0; i < count; i++) {
+        json_object_begin(json, NULL);
+        json_signed(json, "device", peaks[i].device);
+        json_unsigned(json, "peak", peaks[i].bytes);
+        for (int part = 0; part < DEVICE_PART_COUNT; part++)
+            json_unsigned(json, device_part_keys[part], peaks[i].parts[part]);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
 static void report_json_device(json_writer *json, const report_rank *rank) {
     static const struct {
         const char *name;
@@ -447,6 +463,7 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     report_json_memory(json, &rank->memory, limits);
     report_json_tiers(json, rank);
     report_json_device(json, rank);
+    write_device_peaks(json, rank);
     json_object_end(json);
 }
 

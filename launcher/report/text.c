@@ -2,11 +2,13 @@
 #include <inttypes.h>
 #include <string.h>
 #include <time.h>
+#include "launcher/common/device_peaks.h"
 #include "launcher/common/text_table.h"
 #include "collective_statistics.h"
 #include "pipeline_passes.h"
 
 static void report_text_bytes_cell(text_table *table, uint64_t bytes);
+static void add_number(text_table *table, const report_rank *rank);
 static void report_text_counters(const report_counters *counters, const char *title, const char *heading,
                                  size_t shown, FILE *out);
 static void report_text_seconds_cell(text_table *table, double seconds);
@@ -229,8 +231,32 @@ static void write_rank(const report_rank *rank, FILE *out) {
     }
 }
 
+/* What each device's memory held when PyTorch's blocks had most bytes of it. */
+static void write_device_peaks(const report *report, FILE *out) {
+    text_table table = {
+        .headings = {"rank", "device", "param", "grad", "optim", "other", "peak", "reserved"}};
+    size_t rows = 0;
+    for (size_t i = 0; i < report->rank_count; i++) {
+        device_peak peaks[DEVICE_PARTS_DEVICES];
+        size_t count = device_peaks_read(report->ranks[i].process->counters, peaks);
+        for (size_t at = 0; at < count; at++, rows++) {
+            add_number(&table, &report->ranks[i]);
+            text_table_add(&table, "%d", peaks[at].device);
+            for (int part = 0; part < DEVICE_PARTS_OF_PEAK; part++)
+                report_text_bytes_cell(&table, peaks[at].parts[part]);
+            report_text_bytes_cell(&table, peaks[at].bytes);
+            report_text_bytes_cell(&table, peaks[at].parts[DEVICE_PART_RESERVED]);
+        }
+    }
+    if (rows == 0)
+        return;
+    fprintf(out, "\nMemory of the devices at their peak (PyTorch's blocks; reserved: unused ones too)\n");
+    text_table_print(&table, out, 2);
+}
+
 static void report_text_devices(const report *report, FILE *out) {
     write_tiers(report, out);
+    write_device_peaks(report, out);
     size_t with_homes = 0;
     for (size_t i = 0; i < report->rank_count; i++) {
         if (!device_figures_any(&report->ranks[i].device))

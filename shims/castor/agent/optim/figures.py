@@ -29,8 +29,9 @@ def stepped(optimizer, begin_ns, mode):
         _numbers[optimizer] = next(_count)
         _steps[optimizer] = 0
     _steps[optimizer] += 1
-    if _steps[optimizer] & (_steps[optimizer] - 1) == 0:  # now and then: the 1st, 2nd, 4th, 8th step
-        _tell_model_data()
+    fuller = core.event_device_peak()
+    if fuller or _steps[optimizer] & (_steps[optimizer] - 1) == 0:  # now and then: the 1st, 2nd, 4th, 8th step
+        tell_model_data(list(_numbers))
     core.event_step(begin_ns, core.now_ns(), _numbers[optimizer], mode)
 
 
@@ -43,8 +44,8 @@ def _tell_rank():
         core.rank_set(place[0])
 
 
-def _tell_model_data():
-    """Records the bytes of the optimizers' parameters, gradients and states that are not in the store; homes count their own."""
+def tell_model_data(optimizers, parameters=()):
+    """Records the bytes of parameters, of optimizers' and others, their gradients and states that are not in the store; homes count their own."""
     seen, on_cpu, on_devices = set(), [0, 0, 0], []
 
     def add(kind, tensor):
@@ -54,8 +55,8 @@ def _tell_model_data():
         else:
             on_cpu[kind] += tensor.nbytes
 
-    for optimizer in list(_numbers):
-        for p in store.parameters_of(optimizer):
+    for state, ps in [*((optimizer.state, store.parameters_of(optimizer)) for optimizer in optimizers), ({}, parameters)]:
+        for p in ps:
             entry = store.entry_of(p)
             if id(p) in seen or entry is not None and entry.shared:
                 continue
@@ -64,7 +65,7 @@ def _tell_model_data():
             grad = sums.grad_of(p)
             if grad is not None and grad.layout is torch.strided:
                 add(1, grad)
-            for value in remote.values_here(optimizer.state.get(p, {})):
+            for value in remote.values_here(state.get(p, {})):
                 if isinstance(value, torch.Tensor):
                     add(2, value)
     count = len(on_devices)
