@@ -50,8 +50,9 @@ static int refuse_option(const command_line *line, const char *word) {
         if (argument_table[id].command == line->command)
             names[count++] = argument_table[id].name;
     const char *near = nearest_name(word, names, count);
-    const char *dash =
-        line->command == SUBCOMMAND_run ? "; put -- before a command that starts with a dash" : "";
+    const char *dash = line->command == SUBCOMMAND_run || line->command == SUBCOMMAND_rehearse
+                           ? "; put -- before a command that starts with a dash"
+                           : "";
     if (near)
         LOG_E("%s: %s: unknown option; did you mean %s? (`castor %s --help` lists all%s)", command, word,
               near, command, dash);

@@ -319,6 +319,30 @@ static bool set_files(const run_job *job, run_environment *out) {
     return set(out, "CASTOR_FILES", path) && set(out, "CASTOR_TEMPORARY_DIR", temporary ? temporary : "");
 }
 
+/* Simulated devices instead of real ones, behind the library of Castor (docs/rehearse.md). */
+static bool set_simulation(const run_job *job, run_environment *out) {
+    static const char *const libraries[] = {"libcuda.so.1", "libcudart.so.13", "libcublas.so.13",
+                                            "libcublasLt.so.13", "libnccl.so.2"};
+    enum { LIBRARIES = sizeof libraries / sizeof *libraries };
+    char text[PATH_MAX + 32], visible[64];
+    bool done = true;
+    for (int i = LIBRARIES - 1; i >= 0; i--) {
+        snprintf(text, sizeof text, "%s/%s", job->install.simulation, libraries[i]);
+        done = done && prepend(out, "LD_PRELOAD", ": ", text, NULL);
+    }
+    size_t used = 0;
+    for (int device = 0; device < options()->rehearse_devices; device++)
+        used +=
+            (size_t)snprintf(visible + used, sizeof visible - used, "%s%d", device > 0 ? "," : "", device);
+    done = done && set(out, "CUDA_VISIBLE_DEVICES", visible);
+    done = done && set_number(out, "SIM_DEVICES", (unsigned long)options()->rehearse_devices);
+    done = done && set_number(out, "SIM_MEMORY", options()->rehearse_memory);
+    const char *python_path = run_environment_get(out, "PYTHONPATH");
+    snprintf(text, sizeof text, "%s/numbers", job->install.simulation);
+    return done && (!options()->rehearse_numbers ||
+                    prepend(out, "PYTHONPATH", ":", text, python_path && *python_path ? "." : NULL));
+}
+
 bool run_environment_preload(const run_install *install, run_environment *out) {
     bool done = true;
     if (!run_environment_get(out, "CASTOR_PLUGIN"))
@@ -342,7 +366,8 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
                            run_environment *out) {
     if (!run_environment_settle(job->request, base, out))
         return false;
-    bool done = run_environment_preload(&job->install, out);
+    bool done = options()->rehearse_devices == 0 || set_simulation(job, out); /* behind Castor's library */
+    done = done && run_environment_preload(&job->install, out);
     done = done && set(out, "CASTOR_LOG_DIR", job->directory.path);
     done = done && set(out, "CASTOR_JOB", job->token);
     run_cluster cluster;

@@ -30,6 +30,8 @@ int run_install_find_from(const char *binary, run_install *out) {
               directory);
         return RUN_EXIT_SYSTEM;
     }
+    if (!resolve(directory, "../lib/castor-simulation", out->simulation))
+        out->simulation[0] = '\0';
     /* The dynamic linker splits LD_PRELOAD at spaces and colons, Python splits PYTHONPATH at colons; neither
      * has a way to quote them. */
     if (strpbrk(out->library, " :") || strchr(out->python, ':')) {

@@ -96,6 +96,8 @@ void run_outcome_report(const run_job *job, const run_environment *settled, int 
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : plugin, text);
     else if (!has_trace(job->directory.path))
         say_untraced(job, settled, status);
+    if (job->summarize)
+        job->summarize(job, status);
     run_path_quote(job->directory.shown, quoted, sizeof quoted);
     LOG_I("report: castor report %s", quoted);
 }

@@ -645,6 +645,18 @@ static void check_refusal(rank_set *s) {
     s->end_ms = run_now_ms() + END_MS;
 }
 
+/* A rehearsal ends in a bounded time: what its ranks wait for does not come, as on devices, and nobody pays for a longer wait. */
+static void check_stalled(rank_set *s) {
+    char title[RUN_STALL_TITLE_MAX];
+    if (s->end_ms || options()->rehearse_devices == 0 ||
+        (double)run_stall_longest_ns(&s->stall, title) < options()->timeout * 1e9)
+        return;
+    LOG_W("the rehearsal is ended: no progress for %.0f s (CASTOR_TIMEOUT) in %s", options()->timeout, title);
+    ends_write(s->job->directory.path, (int)getpid(), ENDS_TOLD, SIGTERM);
+    s->term_ms = run_now_ms();
+    s->end_ms = run_now_ms() + END_MS;
+}
+
 static int64_t watch_wait_ms(const rank_set *s) {
     int64_t stall = run_stall_wait_ms(&s->stall);
     return stall < 0 || stall > LOOK_MS ? LOOK_MS : stall;
@@ -668,6 +680,7 @@ static void watch(rank_set *s) {
         if (!s->end_ms)
             run_stall_check(&s->stall);
         check_refusal(s);
+        check_stalled(s);
         forking_check(s);
     }
     run_stall_end(&s->stall);

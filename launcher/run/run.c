@@ -28,11 +28,6 @@ int run_request_set(run_request *request, const char *origin, const char *name, 
         LOG_E("%s: %s", origin, message);
         return RUN_EXIT_USAGE;
     }
-    for (int id = 0; id < OPTION_COUNT; id++)
-        if (option_table[id].internal && strcmp(option_table[id].env, name) == 0) {
-            LOG_E("%s: %s is set by `castor run` itself", origin, name);
-            return RUN_EXIT_USAGE;
-        }
     size_t size = strlen(name) + strlen(value) + 2;
     char *setting = malloc(size);
     if (!setting) {
@@ -52,6 +47,11 @@ int run_request_assign(run_request *request, const char *text) {
         return RUN_EXIT_USAGE;
     }
     snprintf(name, sizeof name, "%.*s", (int)(equals - text), text);
+    for (int id = 0; id < OPTION_COUNT; id++)
+        if (option_table[id].internal && strcmp(option_table[id].env, name) == 0) {
+            LOG_E("--set: %s is set by `castor run` itself", name);
+            return RUN_EXIT_USAGE;
+        }
     return run_request_set(request, "--set", name, equals + 1);
 }
 
@@ -64,21 +64,36 @@ int run_request_begin(int argc, run_request *out) {
     return RUN_EXIT_SYSTEM;
 }
 
-int run_arguments_parse(int argc, char *const *argv, run_request *out) {
-    command_line line = {SUBCOMMAND_run, argc, argv, 1, NULL};
-    int status = run_request_begin(argc, out);
+int run_arguments_parse(subcommand_id command, int argc, char *const *argv, run_request *out) {
+    command_line line = {command, argc, argv, 1, NULL};
+    int status = run_request_begin(argc + 1, out);
+    if (!status && command == SUBCOMMAND_rehearse)
+        status = run_request_set(out, "--devices", "CASTOR_REHEARSE_DEVICES", "1");
     for (bool options = true; options && !status;) {
         switch (command_line_next(&line)) {
+        case ARGUMENT_rehearse_devices:
+            status = run_request_set(out, "--devices", "CASTOR_REHEARSE_DEVICES", line.value);
+            break;
+        case ARGUMENT_rehearse_memory:
+            status = run_request_set(out, "--memory", "CASTOR_REHEARSE_MEMORY", line.value);
+            break;
+        case ARGUMENT_rehearse_no_numbers:
+            status = run_request_set(out, "--no-numbers", "CASTOR_REHEARSE_NUMBERS", "0");
+            break;
         case ARGUMENT_run_plugin:
+        case ARGUMENT_rehearse_plugin:
             status = run_request_set(out, "--plugin", "CASTOR_PLUGIN", line.value);
             break;
         case ARGUMENT_run_nproc:
+        case ARGUMENT_rehearse_nproc:
             status = parse_ranks(line.value, &out->ranks);
             break;
         case ARGUMENT_run_set:
+        case ARGUMENT_rehearse_set:
             status = run_request_assign(out, line.value);
             break;
         case ARGUMENT_run_log_dir:
+        case ARGUMENT_rehearse_log_dir:
             if (!line.value[0]) {
                 LOG_E("--log-dir: an empty name; leave it out for castor-logs/TIME");
                 return RUN_EXIT_USAGE;
@@ -86,6 +101,7 @@ int run_arguments_parse(int argc, char *const *argv, run_request *out) {
             status = run_request_set(out, "--log-dir", "CASTOR_LOG_DIR", line.value);
             break;
         case ARGUMENT_run_all_output:
+        case ARGUMENT_rehearse_all_output:
             out->all_output = true;
             break;
         case COMMAND_LINE_HELP:
@@ -105,7 +121,8 @@ int run_arguments_parse(int argc, char *const *argv, run_request *out) {
         return status;
     out->command = argv + line.next;
     if (line.next >= argc || !out->command[0][0]) {
-        LOG_E("the command is missing: castor run [OPTION]... -- COMMAND [ARGUMENT]...");
+        LOG_E("the command is missing: castor %s [OPTION]... -- COMMAND [ARGUMENT]...",
+              subcommand_table[command].name);
         return RUN_EXIT_USAGE;
     }
     return 0;
@@ -211,6 +228,15 @@ static int prepare_directory(const run_request *request, const run_environment *
     return run_directory_prepare(wanted, directory);
 }
 
+static int check_rehearsal(const run_job *job) {
+    if (options()->rehearse_devices == 0 || job->install.simulation[0])
+        return 0;
+    LOG_E("this castor has no simulated devices: it was built without the CUDA wheel of torch; build it "
+          "again, by "
+          "`make setup-tests` and `make`, or `make PYTHON=...` with a Python that has it");
+    return RUN_EXIT_SYSTEM;
+}
+
 static int make_token(char *token) {
     if (job_token_draw(token))
         return 0;
@@ -234,6 +260,8 @@ static int run_job_do(run_job *job, char *const *base) {
     if (!status)
         status = run_install_find(&job->install);
     if (!status)
+        status = check_rehearsal(job);
+    if (!status)
         status = make_token(job->token);
     if (!status)
         status = prepare_directory(request, &settled, &job->directory);
@@ -254,12 +282,16 @@ static int run_job_do(run_job *job, char *const *base) {
 }
 
 int run_main(int argc, char **argv) {
+    return run_main_as(SUBCOMMAND_run, NULL, argc, argv);
+}
+
+int run_main_as(subcommand_id command, run_summary *summarize, int argc, char **argv) {
     run_request request;
-    int status = run_arguments_parse(argc, argv, &request);
+    int status = run_arguments_parse(command, argc, argv, &request);
     if (!status && request.help) {
-        command_help_write(SUBCOMMAND_run, stdout);
+        command_help_write(command, stdout);
     } else if (!status) {
-        run_job job = {.request = &request};
+        run_job job = {.request = &request, .summarize = summarize};
         status = run_job_do(&job, environ);
     }
     run_request_free(&request);

@@ -19,6 +19,7 @@
 #include <sys/types.h>
 #include "environment.h"
 #include "job/begin.h"
+#include "launcher/common/command_line.h"
 
 enum run_exit {
     RUN_EXIT_SYSTEM = 1, /* an error outside the command line */
@@ -29,15 +30,22 @@ enum run_exit {
 
 int run_main(int argc, char **argv); /* argv[0] is "run" */
 
+struct run_job;
+/* Says what a job came to that ended with `status`, before the line that names the report. */
+typedef void run_summary(const struct run_job *job, int status);
+/* The same for another command that runs one. `summarize`: or NULL. */
+int run_main_as(subcommand_id command, run_summary *summarize, int argc, char **argv);
+
 typedef struct run_request {
     int ranks;
     bool all_output, help;
-    char **settings; /* NAME=VALUE of --set, --plugin and --log-dir, checked; the last of a name counts */
+    char **
+        settings; /* NAME=VALUE of --set and of options that are settings, checked; the last of a name counts */
     size_t setting_count;
     char *const *command; /* NULL-terminated */
 } run_request;
 
-int run_arguments_parse(int argc, char *const *argv, run_request *out);
+int run_arguments_parse(subcommand_id command, int argc, char *const *argv, run_request *out);
 int run_request_begin(int argc, run_request *out); /* room for the settings of as many arguments */
 /* Checks a setting and appends it. `origin` is the option that the user wrote it with. */
 int run_request_set(run_request *request, const char *origin, const char *name, const char *value);
@@ -83,8 +91,9 @@ bool run_python_other(const char *search, const char *except, char *out, size_t 
 /* ---- install.c ---- */
 
 typedef struct run_install {
-    char library[PATH_MAX]; /* the file itself, without links */
-    char python[PATH_MAX];  /* the directory that holds the package `castor` and its entry point */
+    char library[PATH_MAX];    /* the file itself, without links */
+    char python[PATH_MAX];     /* the directory that holds the package `castor` and its entry point */
+    char simulation[PATH_MAX]; /* the directory of the simulated devices; "": they were not built */
 } run_install;
 
 /* Finds both from the place of the running binary. */
@@ -112,7 +121,6 @@ void run_directory_abandon(run_directory *directory);
 
 /* ---- about_begin.c ---- */
 
-struct run_job;
 /* Writes what is known of the run into its directory, as far as that can be done. */
 void run_about_write(const struct run_job *job);
 void run_about_remove(const struct run_job *job);
@@ -136,6 +144,7 @@ typedef struct run_job {
     run_directory directory;
     char token[JOB_TOKEN_DIGITS + 1];
     char command[PATH_MAX]; /* the file to execute */
+    run_summary *summarize; /* or NULL */
 } run_job;
 
 /* A NULL-terminated block of owned NAME=VALUE strings. */

@@ -176,7 +176,7 @@ struct stall {
     uint64_t asked_ns;
     run_stack stacks[SHOWN_MAX];
     size_t stack_count;
-    char title[384]; /* "allreduce 11 of process group 0 (2 ranks)" */
+    char title[RUN_STALL_TITLE_MAX]; /* "allreduce 11 of process group 0 (2 ranks)" */
 };
 
 void run_stall_start(run_stall *watch, const char *directory, double limit_seconds) {
@@ -423,6 +423,18 @@ void run_stall_check(run_stall *watch) {
     }
     job_meetings_free(&meetings);
     job_reading_free(&reading);
+}
+
+uint64_t run_stall_longest_ns(const run_stall *watch, char title[RUN_STALL_TITLE_MAX]) {
+    uint64_t now = clock_ns(CLOCK_MONOTONIC), longest = 0;
+    for (size_t i = 0; i < watch->count; i++) {
+        const stall *s = &watch->stalls[i];
+        if (s->state != STALL_TOLD || now - s->begin_ns <= longest)
+            continue;
+        longest = now - s->begin_ns;
+        memcpy(title, s->title, RUN_STALL_TITLE_MAX);
+    }
+    return longest;
 }
 
 void run_stall_end(run_stall *watch) {

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { RUN_STALL_TITLE_MAX = 384 };
+
 typedef struct stall stall;
 
 typedef struct run_stall {
@@ -27,6 +29,8 @@ void run_stall_start(run_stall *watch, const char *directory, double limit_secon
 int64_t run_stall_wait_ms(const run_stall *watch);
 /* Looks, when it is time. Does not wait. */
 void run_stall_check(run_stall *watch);
+/* How long the longest stall that was reported lasts; 0: there is none. `title` gets its collective or wait. */
+uint64_t run_stall_longest_ns(const run_stall *watch, char title[RUN_STALL_TITLE_MAX]);
 void run_stall_end(run_stall *watch);
 
 #endif

@@ -43,7 +43,7 @@ static void offer_settings(FILE *out, const char *typed, const char *before) {
 }
 
 static void offer_value(FILE *out, const char *typed, const char *before, argument_id id) {
-    if (id == ARGUMENT_run_set)
+    if (id == ARGUMENT_run_set || id == ARGUMENT_rehearse_set)
         offer_settings(out, typed, before);
     else
         offer_choices(out, typed, before, argument_table[id].allowed);
@@ -83,7 +83,8 @@ static void complete(char *const words[], size_t count, FILE *out) {
             wanted = -1;
             continue;
         }
-        if (strcmp(words[i], "--") == 0 || (words[i][0] != '-' && command == SUBCOMMAND_run))
+        if (strcmp(words[i], "--") == 0 ||
+            (words[i][0] != '-' && (command == SUBCOMMAND_run || command == SUBCOMMAND_rehearse)))
             return; /* a command of its own */
         wanted = command_line_find((subcommand_id)command, words[i], &value);
         if (wanted >= 0 && (value || !argument_table[wanted].value[0]))

@@ -137,7 +137,7 @@ class Texts(InstalledTest):
         self.assertNotIn("CASTOR_JOB", text)
 
     def test_completion_in_bash(self):
-        lines = ["castor ", "castor re", "castor run --set ", "castor run --set CASTOR_DEBUG=", "castor report --format=j", "castor run --plugin ze", "castor report "]
+        lines = ["castor ", "castor rep", "castor run --set ", "castor run --set CASTOR_DEBUG=", "castor report --format=j", "castor run --plugin ze", "castor report "]
         *found, rule = self.command("bash", "--norc", "-c", COMPLETE, "bash", self.prefix, *lines).splitlines()
         commands, options = self.names()
         self.assertEqual([answer.split() for answer in found],
@@ -145,7 +145,7 @@ class Texts(InstalledTest):
         self.assertIn("-o default", rule)  # names of files, where castor has none
 
     def test_completion_in_fish(self):
-        asked = 'source $argv[1]/share/fish/vendor_completions.d/castor.fish; complete -C "castor re"; complete -C "castor run --set CASTOR_DEBUG="'
+        asked = 'source $argv[1]/share/fish/vendor_completions.d/castor.fish; complete -C "castor rep"; complete -C "castor run --set CASTOR_DEBUG="'
         found = self.command(runner.program("fish"), "--no-config", "-c", asked, self.prefix,
                              env={"PATH": os.path.join(self.prefix, "bin") + ":" + os.environ["PATH"], "HOME": self.folder})
         self.assertEqual(found, "report\tshow what a run did\nCASTOR_DEBUG=0\nCASTOR_DEBUG=1\n")

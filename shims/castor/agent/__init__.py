@@ -46,6 +46,10 @@ def _attach():
     phases.install()
     patching.replace("torch.multiprocessing.spawn._wrap", ends.spawned)
     process_groups.install()
+    if core.options.rehearse_devices:
+        from . import rehearsal
+
+        rehearsal.install()
     if not core.plugin_engine():
         if core.options.precision != "fp32":
             core.log(1, b"CASTOR_PRECISION has no effect under the plugin none, which only observes: choose another plugin")

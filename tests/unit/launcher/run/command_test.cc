@@ -26,7 +26,7 @@ class RunArguments : public testing::Test {
             pointers.push_back(word.data());
         pointers.push_back(nullptr);
         testing::internal::CaptureStderr();
-        int status = run_arguments_parse(int(pointers.size() - 1), pointers.data(), &request);
+        int status = run_arguments_parse(SUBCOMMAND_run, int(pointers.size() - 1), pointers.data(), &request);
         said = testing::internal::GetCapturedStderr();
         EXPECT_EQ(status != 0, !said.empty()) << said;
         return status;

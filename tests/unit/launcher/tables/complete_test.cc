@@ -41,7 +41,7 @@ TEST(Complete, Commands) {
     Words all = complete("castor ");
     for (const subcommand_info &row : subcommand_table)
         EXPECT_EQ(holds(all, row.name), row.doc != nullptr) << row.name;
-    EXPECT_EQ(complete("castor re"), Words({"report"}));
+    EXPECT_EQ(complete("castor re"), Words({"rehearse", "report"}));
     EXPECT_EQ(complete("castor help ver"), Words({"version"}));
     EXPECT_EQ(complete("castor xyzzy "), Words());
     EXPECT_EQ(complete("castor"), Words());
