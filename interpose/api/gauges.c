@@ -39,6 +39,11 @@ void castor_event_device_data(const uint64_t *addresses, const uint64_t *bytes, 
     device_blocks_write();
 }
 
+void castor_event_device_used(int device, uint64_t bytes) {
+    device_blocks_note_used(device, bytes);
+    device_blocks_write();
+}
+
 int castor_event_device_peak(void) {
     return device_blocks_risen();
 }

@@ -21,7 +21,7 @@ typedef struct device_blocks {
     uint64_t bytes, peak_bytes;
     uint64_t peak_number;                /* of the last block of the peak */
     uint64_t gone[DEVICE_PARTS_OF_PEAK]; /* bytes of the peak that are freed */
-    uint64_t reserved_bytes, needed_bytes;
+    uint64_t reserved_bytes, needed_bytes, used_bytes;
 } device_blocks;
 
 static struct {
@@ -134,6 +134,14 @@ void device_blocks_note_shortage(int device, uint64_t bytes, uint64_t reserved) 
     pthread_mutex_unlock(&blocks.lock);
 }
 
+void device_blocks_note_used(int device, uint64_t bytes) {
+    if (device < 0 || device >= DEVICE_PARTS_DEVICES)
+        return;
+    pthread_mutex_lock(&blocks.lock);
+    blocks.devices[device].used_bytes = bytes;
+    pthread_mutex_unlock(&blocks.lock);
+}
+
 void device_blocks_tell(uint64_t address, device_part part) {
     pthread_mutex_lock(&blocks.lock);
     block *entry =
@@ -169,6 +177,7 @@ void device_blocks_write(void) {
             bytes[device][part] += blocks.devices[device].gone[part];
         bytes[device][DEVICE_PART_RESERVED] = blocks.devices[device].reserved_bytes;
         bytes[device][DEVICE_PART_NEEDED] = blocks.devices[device].needed_bytes;
+        bytes[device][DEVICE_PART_USED] = blocks.devices[device].used_bytes;
         any |= blocks.devices[device].reserved_bytes > 0;
     }
     pthread_mutex_unlock(&blocks.lock);

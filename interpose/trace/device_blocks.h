@@ -19,6 +19,8 @@
 void device_blocks_note(int device, uint64_t address, int64_t bytes, uint64_t reserved);
 /* A block of so many bytes had no room, and there was none for one more segment beside the `reserved` bytes of the others. */
 void device_blocks_note_shortage(int device, uint64_t bytes, uint64_t reserved);
+/* A rehearsal knows how much of a device was ever used. */
+void device_blocks_note_used(int device, uint64_t bytes);
 /* What is at an address: DEVICE_PART_PARAM, DEVICE_PART_GRAD or DEVICE_PART_OPTIM, from its block's first byte to its last. */
 void device_blocks_tell(uint64_t address, device_part part);
 /* Whether a peak has come since the last call. */

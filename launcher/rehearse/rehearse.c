@@ -23,6 +23,12 @@ typedef struct fullest {
     device_peak peak, short_peak;
 } fullest;
 
+/* Of one device: a simulated device's use where it is known, else what PyTorch had of it. */
+static uint64_t taken(const device_peak *peak) {
+    return peak->parts[DEVICE_PART_USED] > 0 ? peak->parts[DEVICE_PART_USED]
+                                             : peak->parts[DEVICE_PART_RESERVED];
+}
+
 static void find_fullest(const report *report, fullest *out) {
     *out = (fullest){0};
     for (size_t i = 0; i < report->rank_count; i++) {
@@ -30,7 +36,7 @@ static void find_fullest(const report *report, fullest *out) {
         device_peak peaks[DEVICE_PARTS_DEVICES];
         size_t count = device_peaks_read(rank->process->counters, peaks);
         for (size_t at = 0; at < count; at++) {
-            if (!out->rank || peaks[at].parts[DEVICE_PART_RESERVED] > out->peak.parts[DEVICE_PART_RESERVED]) {
+            if (!out->rank || taken(&peaks[at]) > taken(&out->peak)) {
                 out->rank = rank;
                 out->peak = peaks[at];
             }
@@ -71,9 +77,9 @@ static void say_outcome(const report *report, int status) {
     } else if (!found.rank) {
         LOG_W("rehearsal: it ran, and used no device");
     } else {
-        uint64_t reserved = found.peak.parts[DEVICE_PART_RESERVED];
+        uint64_t most = taken(&found.peak);
         LOG_I("rehearsal: it runs, and fits in %s: the fullest device took %s (--memory %" PRIu64 "M)",
-              memory, text_bytes(figure, reserved), whole_mib(reserved));
+              memory, text_bytes(figure, most), whole_mib(most));
     }
 }
 

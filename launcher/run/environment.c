@@ -337,10 +337,14 @@ static bool set_simulation(const run_job *job, run_environment *out) {
     done = done && set(out, "CUDA_VISIBLE_DEVICES", visible);
     done = done && set_number(out, "SIM_DEVICES", (unsigned long)options()->rehearse_devices);
     done = done && set_number(out, "SIM_MEMORY", options()->rehearse_memory);
-    const char *python_path = run_environment_get(out, "PYTHONPATH");
-    snprintf(text, sizeof text, "%s/numbers", job->install.simulation);
-    return done && (!options()->rehearse_numbers ||
-                    prepend(out, "PYTHONPATH", ":", text, python_path && *python_path ? "." : NULL));
+    return done;
+}
+
+/* In front of the agent, which replaces kernels for CUDA as well: who comes later replaces the other's, and the numbers must be those of all. */
+static bool set_numbers(const run_job *job, run_environment *out) {
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/numbers", job->install.simulation);
+    return prepend(out, "PYTHONPATH", ":", path, NULL);
 }
 
 bool run_environment_preload(const run_install *install, run_environment *out) {
@@ -368,6 +372,8 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
         return false;
     bool done = options()->rehearse_devices == 0 || set_simulation(job, out); /* behind Castor's library */
     done = done && run_environment_preload(&job->install, out);
+    if (options()->rehearse_devices > 0 && options()->rehearse_numbers)
+        done = done && set_numbers(job, out);
     done = done && set(out, "CASTOR_LOG_DIR", job->directory.path);
     done = done && set(out, "CASTOR_JOB", job->token);
     run_cluster cluster;

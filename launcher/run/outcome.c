@@ -89,14 +89,15 @@ void run_outcome_report(const run_job *job, const run_environment *settled, int 
         LOG_E("%s", reason ? reason + 2 : text);
         return;
     }
+    bool traced = has_trace(job->directory.path);
     option_format(OPTION_ID_plugin, plugin, sizeof plugin);
     if (note_read(job->directory.path, TRACE_UNREACHED_NAME, text, sizeof text))
         LOG_W("this run counts as passthrough%s%s: %s",
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : "; it was not under plugin ",
               options()->plugin == CASTOR_PLUGIN_NONE ? "" : plugin, text);
-    else if (!has_trace(job->directory.path))
+    else if (!traced)
         say_untraced(job, settled, status);
-    if (job->summarize)
+    if (job->summarize && traced)
         job->summarize(job, status);
     run_path_quote(job->directory.shown, quoted, sizeof quoted);
     LOG_I("report: castor report %s", quoted);

@@ -9,13 +9,16 @@
 #include "job/plugin.h"
 #include "launcher/common/command_line.h"
 
-enum { RANKS_MAX = 65536 }; /* the bound of CASTOR_WORLD_SIZE */
+enum {
+    RANKS_MAX = 65536,
+    DEVICES_MAX = 16
+}; /* the bounds of CASTOR_WORLD_SIZE and CASTOR_REHEARSE_DEVICES */
 
-static int parse_ranks(const char *text, int *out) {
+static int parse_count(const char *option, const char *of, const char *text, int most, int *out) {
     char *end;
     long value = text[0] >= '0' && text[0] <= '9' ? strtol(text, &end, 10) : 0;
-    if (value < 1 || value > RANKS_MAX || *end) {
-        LOG_E("--nproc %s: must be a whole number of ranks from 1 to %d", text, RANKS_MAX);
+    if (value < 1 || value > most || *end) {
+        LOG_E("%s %s: must be a whole number of %s from 1 to %d", option, text, of, most);
         return RUN_EXIT_USAGE;
     }
     *out = (int)value;
@@ -66,13 +69,16 @@ int run_request_begin(int argc, run_request *out) {
 
 int run_arguments_parse(subcommand_id command, int argc, char *const *argv, run_request *out) {
     command_line line = {command, argc, argv, 1, NULL};
+    int devices;
     int status = run_request_begin(argc + 1, out);
     if (!status && command == SUBCOMMAND_rehearse)
         status = run_request_set(out, "--devices", "CASTOR_REHEARSE_DEVICES", "1");
     for (bool options = true; options && !status;) {
         switch (command_line_next(&line)) {
         case ARGUMENT_rehearse_devices:
-            status = run_request_set(out, "--devices", "CASTOR_REHEARSE_DEVICES", line.value);
+            status = parse_count("--devices", "devices", line.value, DEVICES_MAX, &devices);
+            if (!status)
+                status = run_request_set(out, "--devices", "CASTOR_REHEARSE_DEVICES", line.value);
             break;
         case ARGUMENT_rehearse_memory:
             status = run_request_set(out, "--memory", "CASTOR_REHEARSE_MEMORY", line.value);
@@ -86,7 +92,7 @@ int run_arguments_parse(subcommand_id command, int argc, char *const *argv, run_
             break;
         case ARGUMENT_run_nproc:
         case ARGUMENT_rehearse_nproc:
-            status = parse_ranks(line.value, &out->ranks);
+            status = parse_count("--nproc", "ranks", line.value, RANKS_MAX, &out->ranks);
             break;
         case ARGUMENT_run_set:
         case ARGUMENT_rehearse_set:

@@ -63,6 +63,15 @@ class BadInput(CommandTest):
         for value in ("0", "abc", "-1", "2.5", "", "99999999999999999999", "2x", " 2", "65537"):
             self.run_refused(["--nproc", value], 2, "--nproc", "from 1 to")
 
+    def test_devices_of_a_rehearsal(self):
+        for value in ("0", "abc", "-1", "2.5", "17"):
+            self.refused(["rehearse", "--devices", value, "--", "touch", "started"], 2, f"--devices {value}", "from 1 to 16")
+        for value in ("0", "much", "1.5G", "1K", "2T"):
+            self.refused(["rehearse", "--memory", value, "--", "touch", "started"], 2, f"--memory: CASTOR_REHEARSE_MEMORY={value}", "from 1M to 1T")
+        self.refused(["rehearse", "--devices", "2"], 2, "castor rehearse [OPTION]... -- COMMAND")
+        self.refused(["rehearse", "--device", "2", "--", "touch", "started"], 2, "--device: unknown option; did you mean --devices?")
+        self.run_refused(["--set", "CASTOR_REHEARSE_DEVICES=2"], 2, "CASTOR_REHEARSE_DEVICES is set by `castor run` itself")
+
     def test_what_keeps_the_agent_away(self):
         gemini, off = ["--plugin", "gemini"], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         first = self.script("first", "#!/usr/bin/env -S python3 -E\n")

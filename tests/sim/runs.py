@@ -3,6 +3,7 @@ import dataclasses
 import os
 import sys
 
+import runner
 import simulated
 
 
@@ -16,6 +17,7 @@ class Run:
     ranks: int = 0  # started once per rank
     arguments: tuple = ()
     castor: bool = False  # under `castor run`
+    seconds: int = 120  # it ends by then
 
     def command(self, build):
         program = os.path.join(simulated.FOLDER, self.program)
@@ -56,6 +58,8 @@ def all_runs():
         Run("nccl in C", "nccl_ranks", {"devices": 2}, tests=4),
         Run("torch", "inside_torch.py", two, tests=15),
         Run("simulate", "simulates.py", tests=5),
+        Run("rehearsals", "rehearsals.py", arguments=("{build}",), tests=2),
+        *([Run("long rehearsals", "rehearsals.py", arguments=("{build}", "all"), tests=9, seconds=1200)] if runner.LENGTH == "all" else []),
         Run("link", "inside_link.py", {**two, "link_bandwidth": "1G"}, tests=4),
         Run("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=17),
         Run("kernels", "inside_kernels.py", {**two, "numbers": True}, {"SIM_KERNELS": "{build}/bin/sim/libcastor_bodies.so"}, tests=12,

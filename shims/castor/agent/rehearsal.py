@@ -1,5 +1,6 @@
 """`castor rehearse`: says what is on the devices when memory runs out and when the script ends, where no optimizer's step has said it."""
 import atexit
+import ctypes
 import gc
 
 import torch
@@ -13,8 +14,16 @@ def install():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
         core.log(0, f"the simulated devices are those of CUDA 13, and torch {torch.__version__} is built for {built}".encode())
         return
-    atexit.register(_tell)
+    atexit.register(_end)
     torch.cuda._lazy_call(lambda: torch._C._cuda_attach_out_of_memory_observer(lambda *sizes: _tell()))
+
+
+def _end():
+    _tell()
+    most_used = ctypes.CDLL(None).sim_memory_peak  # of the simulation
+    most_used.restype = ctypes.c_size_t
+    for device in range(core.options.rehearse_devices):
+        core.event_device_used(device, most_used(device))
 
 
 def _tell():

@@ -46,11 +46,12 @@ TEST_F(DeviceBlocks, ThePeakKeepsWhatWasFreedSince) {
     device_blocks_note(0, 0x2000, -50, 512);
     device_blocks_note(0, 0x3000, 20, 1024); // after the peak
     EXPECT_FALSE(device_blocks_risen());
-    EXPECT_EQ(parts(0), (Parts{100, 50, 0, 0, 1024, 0}));
-    EXPECT_EQ(parts(1), (Parts{0, 0, 0, 7, 512, 0}));
+    device_blocks_note_used(0, 2048);
+    EXPECT_EQ(parts(0), (Parts{100, 50, 0, 0, 1024, 0, 2048}));
+    EXPECT_EQ(parts(1), (Parts{0, 0, 0, 7, 512, 0, 0}));
     device_blocks_note(0, 0x2000, 60, 1024); // a higher peak, of the same address: nothing is known of it
     EXPECT_TRUE(device_blocks_risen());
-    EXPECT_EQ(parts(0), (Parts{100, 0, 0, 80, 1024, 0}));
+    EXPECT_EQ(parts(0), (Parts{100, 0, 0, 80, 1024, 0, 2048}));
 }
 
 TEST_F(DeviceBlocks, AShortageIsAWholeSegment) {

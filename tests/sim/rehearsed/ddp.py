@@ -1,0 +1,36 @@
+"""A transformer in DistributedDataParallel: NCCL on devices, gloo without."""
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+cuda = torch.cuda.is_available()
+dist.init_process_group("nccl" if cuda else "gloo")
+rank = dist.get_rank()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+if cuda:
+    torch.cuda.set_device(device)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Embedding(1000, 64), torch.nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True), torch.nn.Linear(64, 1000))
+model = DistributedDataParallel(model.to(device), device_ids=[rank] if cuda else None)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+torch.manual_seed(1 + rank)
+for _ in range(3):
+    tokens = torch.randint(0, 1000, (8, 32)).to(device)
+    loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(loss.detach())
+    print(f"loss {rank}", loss.item(), flush=True)
+if rank == 0 and "MISMATCH" in os.environ:  # a bug that a script may have
+    dist.all_reduce(loss.detach())
+elif os.environ.get("MISMATCH") == "absent":
+    time.sleep(1000)
+elif "MISMATCH" in os.environ:
+    dist.broadcast(loss.detach(), 0)
+if cuda:
+    print(f"peak {rank}", device.index, torch.cuda.max_memory_allocated(), flush=True)
+dist.destroy_process_group()
