@@ -71,7 +71,7 @@ static int help_main(int argc, char **argv) {
     puts("castor trains PyTorch models that do not fit, from training scripts that nobody edits.\n");
     for (int id = 0; id < SUBCOMMAND_COUNT; id++)
         if (is_listed(id))
-            printf("  castor %-8s%-30s%s\n", subcommand_table[id].name, subcommand_table[id].usage,
+            printf("  castor %-10s%-30s%s\n", subcommand_table[id].name, subcommand_table[id].usage,
                    subcommand_table[id].doc);
     fputs("\n" COMMAND_EXAMPLES, stdout);
     return 0;

@@ -37,6 +37,9 @@ class Wheel(InstalledTest):
         self.check_platform(name[1], os.path.join(venv, "bin/castor"), os.path.join(venv, "lib", SONAME),
                             *glob.glob(os.path.join(venv, "lib/castor-simulation/*.so*")))
         self.check_main_job(os.path.join(venv, "bin/castor"), os.path.join(venv, "bin/python"), venv, outside=True)
+        script = "import torch; print((torch.ones(3, device='cuda') * 2).sum().item())"
+        out = self.command(os.path.join(venv, "bin/castor"), "rehearse", "--log-dir", "rehearsed", "--", os.path.join(venv, "bin/python"), "-c", script)
+        self.assertEqual(out, "6.0\n")
         self.check_outside(os.path.join(venv, "bin/python"))
         active = os.path.join(venv, "bin") + ":" + os.environ["PATH"]
         self.assertEqual(self.command(runner.program("man"), "-w", "castor", env={"PATH": active, "MANPATH": ""}), os.path.join(venv, "share/man/man1/castor.1\n"))
