@@ -24,7 +24,7 @@ for _ in range(3):
     loss.backward()
     optimizer.step()
     dist.all_reduce(loss.detach())
-    print(f"loss {rank}", loss.item(), flush=True)
+    print(f"loss {rank} {loss.item()}\n", end="", flush=True)  # in one piece, between those of other ranks
 if rank == 0 and "MISMATCH" in os.environ:  # a bug that a script may have
     dist.all_reduce(loss.detach())
 elif os.environ.get("MISMATCH") == "absent":
@@ -32,5 +32,5 @@ elif os.environ.get("MISMATCH") == "absent":
 elif "MISMATCH" in os.environ:
     dist.broadcast(loss.detach(), 0)
 if cuda:
-    print(f"peak {rank}", device.index, torch.cuda.max_memory_allocated(), flush=True)
+    print(f"peak {rank} {device.index} {torch.cuda.max_memory_allocated()}\n", end="", flush=True)
 dist.destroy_process_group()
