@@ -51,7 +51,8 @@ NVCC := $(shell command -v nvcc || ls "$$(dirname "$(PYTHON)")"/../lib/python3*/
 endif
 NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
-LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/%.o,base/log base/machine base/process job/begin job/ends job/meeting job/options job/plugin)
+LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/%.o,arena/pages base/error base/log base/machine base/process base/thread events/held job/begin job/ends job/meeting job/options job/plugin parallel/mesh \
+	parallel/pipeline parallel/rank_lists parallel/stages placement/chunk_search)
 # The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.
 UNIT_B := $(if $(filter thread,$(SAN)),$(B),build)
 # Which unit tests, by folder and name: UNIT="store/* nodes/nodes".
@@ -176,7 +177,8 @@ FUZZ_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g $(WARN) -I. -Iinterpose -pthread 
 	-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_TARGETS := trace_fuzz report_fuzz options_fuzz
 FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c,$(LAUNCHER_C)) \
-	$(wildcard interpose/base/*.c interpose/job/*.c) interpose/hooks/table/hook_table.c)
+	$(wildcard interpose/base/*.c interpose/job/*.c interpose/parallel/*.c) interpose/arena/pages.c interpose/events/held.c \
+	interpose/placement/chunk_search.c interpose/hooks/table/hook_table.c)
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(compiling)$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@

@@ -9,6 +9,7 @@
 #include "launcher/doctor/doctor.h"
 #include "launcher/env/env.h"
 #include "launcher/logs/logs.h"
+#include "launcher/plan/plan.h"
 #include "launcher/rehearse/rehearse.h"
 #include "launcher/report/report.h"
 #include "launcher/run/run.h"

@@ -322,7 +322,11 @@ static void sample_rank(void) {
     arena_get_stats(&arena);
     atomic_store(&model_bytes, model);
     if (arena.live_peak_bytes) {
-        trace_gauge_set(GAUGE_OTHER_BYTES, other_bytes(&arena));
+        /* Model data outside of the store lies in blocks, too. */
+        uint64_t other = other_bytes(&arena), outside = 0;
+        for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
+            outside += atomic_load(&on_cpu[kind]);
+        trace_gauge_set(GAUGE_OTHER_BYTES, other > outside ? other - outside : 0);
     } else { /* the set size has no pages of devices, nor those of homes on the host */
         uint64_t pss = sample_last_pss();
         if (pss > import_bytes + model)

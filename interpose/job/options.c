@@ -76,6 +76,10 @@ static bool option_text_parse_bytes(const char *p, uint64_t *out) {
     return true;
 }
 
+bool option_bytes_parse(const char *text, uint64_t *out) {
+    return !strstr(text, "..") && option_text_parse_bytes(text, out);
+}
+
 /* strtod would follow the locale. */
 static bool option_text_parse_decimal(const char *p, double *out) {
     uint64_t whole, fraction = 0, scale = 1;

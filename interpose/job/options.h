@@ -89,6 +89,9 @@ size_t option_format(option_id id, char *out, size_t out_size);
 
 /* Numbers of options, as text. Without the C library's functions, which depend on the locale. */
 
+/* A number of bytes, as options of sizes have it: "40G". False: it is none. */
+bool option_bytes_parse(const char *text, uint64_t *out);
+
 /* What messages and lists of options say about sizes. */
 #define OPTION_BYTES_NOTE "K, M, G and T, also written KB or KiB, are powers of 1024"
 

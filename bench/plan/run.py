@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""castor plan beside what runs measure: memory, the time of a step, and which way is the fastest.
+
+    bench/plan/run.py [--rounds 3] [--models NAME,...] [-o FILE]
+
+In each round each way to train runs once, one after another: ranks, plugins, a budget of memory. The plan is made from the first two-rank
+run under gemini of the round whose steps took the median time, and from nothing else. Figures are medians of rounds.
+
+Where other programs take the cores, a step's time says how many they were, and ranks beyond the cores get more of them. So each
+rank also counts the processor seconds of its steps, and these on the cores that the ranks have are compared with the planned time, both in units of the
+recorded way's.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+
+import jobs
+
+TRAIN = os.path.join(HERE, "train.py")
+MODELS = {"7M": ("8x256x4x4096x128", 8), "14M": ("4x512x8x2048x128", 8), "28M": ("8x512x8x4096x128", 8)}  # and rows of a batch
+RECORDED = ("gemini", 2, 0)
+# Plugin, ranks, and the budget as a part of the memory that the recorded run had for the model and activations (0: none).
+WAYS = [RECORDED, ("gemini", 4, 0), ("zero2", 2, 0), ("none", 1, 0), ("none", 2, 0), ("gemini", 2, 0.7)]
+MEMORY, STEP, CHOICE = 0.05, 0.15, 0.05  # allowed differences
+
+
+def name_of(way):
+    plugin, ranks, share = way
+    return f"{plugin}, {ranks} rank{'s' if ranks > 1 else ''}" + (f", budget {share:g}" if share else "")
+
+
+def plan(log, *arguments):
+    command = [jobs.CASTOR, "plan", log, "--threads", "1", "--format", "json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def row_of(made, way):
+    plugin, ranks, share = way
+    for row in made["plans"]:
+        if (row["plugin"], row["dp"], bool(row["budget_bytes"])) == (plugin, ranks, bool(share)):
+            return row
+    raise RuntimeError(f"the plan has no row for {name_of(way)}")
+
+
+def plan_of(log, way):
+    """The row of a way, planned from the recorded run."""
+    made = plan(log)
+    if not way[2]:
+        return row_of(made, way)
+    row = row_of(made, RECORDED)
+    held = (row["model_bytes"] + row["activation_bytes"]) * way[2]
+    return row_of(plan(log, "--host", str(int(held + row["process_bytes"]))), way)
+
+
+def run(args, model, way, budget, folder):
+    """One run; its log directory and report."""
+    plugin, ranks, _ = way
+    shape, rows = MODELS[model]
+    log = os.path.join(folder, "log")
+    command = [jobs.CASTOR, "run", "--plugin", plugin, "--log-dir", log]
+    command += ["--set", f"CASTOR_MEMORY_BUDGET={budget}", "--"] if plugin != "none" else ["--"]
+    command += jobs.torchrun(args.python, ranks) if ranks > 1 else [args.python]
+    command += [TRAIN, "--model", shape, "--rows", str(rows), "--steps", str(args.steps), "--output", folder]
+    job = jobs.Job(command, os.path.join(folder, "output.txt"), jobs.clean_environment())
+    try:
+        if not job.finished(args.timeout) or job.process.returncode:
+            raise RuntimeError(f"{model}, {name_of(way)}: {jobs.last_error_line(job.output())}")
+    finally:
+        job.stop()
+    told = subprocess.run([jobs.CASTOR, "report", log, "--format", "json"], capture_output=True, text=True, check=True).stdout
+    used = []
+    for rank in range(ranks):
+        with open(os.path.join(folder, f"rank{rank}")) as file:
+            used.append(float(file.read()))
+    return log, json.loads(told), sum(used) / min(ranks, os.cpu_count())
+
+
+def measured(report, core_seconds):
+    ranks = [rank for rank in report["ranks"] if rank["steps"]]
+    nodes = report["budgets"]["nodes"]
+    held = sum(rank["memory"]["peak"]["bytes"] for rank in ranks)
+    if nodes and nodes[0]["budget_bytes"]:
+        held = nodes[0]["in_memory_peak_bytes"]
+    return {"core_seconds": round(core_seconds, 4), "step_seconds": statistics.median(rank["step_seconds"] for rank in ranks), "held_bytes": held,
+            "pss_bytes": sum(rank["pss_peak_bytes"] for rank in ranks), "load": round(os.getloadavg()[0], 1)}
+
+
+def off(planned, seen):
+    return round(planned / seen - 1, 4)
+
+
+def compare(model, ways, samples, plans):
+    rows = []
+
+    def median(way, key):
+        return statistics.median(sample[key] for sample in samples[name_of(way)])
+
+    unit = median(RECORDED, "core_seconds") / plans[name_of(RECORDED)]["step_seconds"]
+    for way in ways:
+        seen, row = samples[name_of(way)], plans[name_of(way)]
+        step, held, cores = median(way, "step_seconds"), median(way, "held_bytes"), median(way, "core_seconds")
+        planned = row["bytes"]["host"] - row["process_bytes"]
+        rows.append({"model": model, "way": name_of(way), "command": row["command"], "step_seconds": step, "planned_step_seconds": row["step_seconds"],
+                     "step_off": off(row["step_seconds"], step), "core_seconds": cores,
+                     "cores_off": off(row["step_seconds"] * unit, cores), "held_bytes": held, "planned_bytes": planned, "memory_off": off(planned, held),
+                     "samples": seen})
+        print(f"{model:5} {name_of(way):26} step {step:6.3f} planned {row['step_seconds']:6.3f} ({rows[-1]['step_off']:+.0%})   cores {cores:6.3f} ({rows[-1]['cores_off']:+.0%})   "
+              f"memory {held / 2**20:7.1f} planned {planned / 2**20:7.1f} MiB ({rows[-1]['memory_off']:+.1%})", flush=True)
+    return rows
+
+
+def choice_of(ways, rows):
+    """The fastest of the ways without a budget: the plan's first one, as it was measured, beside the best."""
+    free = [row for way, row in zip(ways, rows) if not way[2]]
+    chosen = min(free, key=lambda row: row["planned_step_seconds"])
+    best, fewest = (min(free, key=lambda row, key=key: row[key]) for key in ("step_seconds", "core_seconds"))
+    return {"chosen": chosen["way"], "best": best["way"], "off": off(chosen["step_seconds"], best["step_seconds"]),
+            "best_cores": fewest["way"], "cores_off": off(chosen["core_seconds"], fewest["core_seconds"])}
+
+
+def measure(args, model, folder):
+    samples, recorded, logs = {name_of(way): [] for way in WAYS}, [], {}
+    for turn in range(args.rounds):
+        for way in WAYS:
+            inside = os.path.join(folder, f"{model}-{turn}-{name_of(way)}")
+            os.mkdir(inside)
+            budget = plan_of(recorded[0][1], way)["budget_bytes"] if way[2] else 0
+            log, *seen = run(args, model, way, budget, inside)
+            samples[name_of(way)].append(measured(*seen))
+            if way == RECORDED:
+                recorded.append((samples[name_of(way)][-1]["step_seconds"], log))
+            else:
+                shutil.rmtree(inside)
+            print(f"  round {turn + 1} {model} {name_of(way)}: {samples[name_of(way)][-1]}", flush=True)
+    source = sorted(recorded)[len(recorded) // 2][1]
+    plans = {name_of(way): plan_of(source, way) for way in WAYS}
+    rows = compare(model, WAYS, samples, plans)
+    return rows, {"model": model, **choice_of(WAYS, rows)}
+
+
+def main():
+    parser = jobs.parser(__doc__, "plan", 3, 300)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--steps", type=int, default=12)
+    args = parser.parse_args()
+    jobs.prepare_driver()
+    load = os.getloadavg()[0]
+    rows, choices = [], []
+    with tempfile.TemporaryDirectory(prefix="castor-bench-", dir="/var/tmp") as folder:
+        for model in args.models.split(","):
+            more, choice = measure(args, model, folder)
+            rows += more
+            choices.append(choice)
+    result = {
+        **jobs.head("plan", args.python, load), "models": {name: MODELS[name] for name in args.models.split(",")},
+        "memory_within": sum(abs(row["memory_off"]) <= MEMORY for row in rows), "step_within": sum(abs(row["step_off"]) <= STEP for row in rows),
+        "cores_within": sum(abs(row["cores_off"]) <= STEP for row in rows),
+        "choice_within": sum(choice["off"] <= CHOICE for choice in choices), "configurations": len(rows),
+        "missed": [f"{row['model']}, {row['way']}: {what} {row[key]:+.1%}" for row in rows
+                   for what, key, most in (("memory", "memory_off", MEMORY), ("step", "step_off", STEP), ("cores", "cores_off", STEP)) if abs(row[key]) > most],
+        "choices": choices, "rows": rows,
+    }
+    jobs.write(result, args.output, indent=1)
+    print(f"memory within {MEMORY:.0%}: {result['memory_within']} of {len(rows)}; step within {STEP:.0%}: {result['step_within']} "
+          f"(processor seconds: {result['cores_within']}); "
+          f"first choice within {CHOICE:.0%}: {result['choice_within']} of {len(choices)} "
+          f"(processor seconds: {sum(choice['cores_off'] <= CHOICE for choice in choices)})")
+
+
+if __name__ == "__main__":
+    main()

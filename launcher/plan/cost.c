@@ -1,0 +1,381 @@
+#include "plan.h"
+
+#include <string.h>
+#include "parallel/mesh.h"
+#include "parallel/pipeline.h"
+#include "parallel/stages.h"
+#include "placement/chunk_search.h"
+
+/* Bytes and seconds of one choice. Each figure is a sum over what lies or happens somewhere; the rules of where are
+ * docs/nodes.md (on cores) and docs/device-ranks.md (on devices). */
+
+enum {
+    ELEMENT = 4, /* bytes of a parameter, of its gradient, of each of its two states */
+    STATES = 2 * ELEMENT,
+    STEP_BYTES =
+        28, /* that an Adam reads (parameter, gradient, states) and writes (parameter, states), of an element */
+    SUM_BYTES = 12,        /* that the addition of a gradient to a sum reads and writes, of an element */
+    BUCKETS = 4,           /* of sums, that a device has at a time while a backward runs */
+    LAYER_SENDS = 4,       /* all-reduces of a divided layer, of activations: two forward, two backward */
+    CHUNKS_OF_BUDGET = 64, /* docs/budget.md */
+};
+static const uint64_t bucket_bytes = 25 << 20, demand_bytes = 32 << 20;
+static const double slot_passes =
+    1.93; /* parameters on the host come to the device nearly twice in a step (docs/device-ranks.md) */
+static const double steady_ratio = 0.9; /* of a budget (CASTOR_STEADY_CAP_RATIO) */
+
+const plan_plugin plan_plugins[PLAN_PLUGINS] = {
+#define PLUGIN(id, name, engine, shards, doc) [CASTOR_PLUGIN_##id] = {name, engine, shards, false, true},
+#include "job/plugins.def"
+    [PLAN_HYBRID] = {"hybrid", false, 2, true, false},
+};
+
+static uint64_t at_least(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+static uint64_t at_most(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+static uint64_t without(uint64_t a, uint64_t b) {
+    return a > b ? a - b : 0;
+}
+static uint64_t divided(uint64_t a, uint64_t by) {
+    return a / by + (a % by != 0);
+}
+
+static uint32_t world_of(const plan_choice *choice) {
+    return choice->tp * choice->pp * choice->dp;
+}
+
+double plan_sum_seconds(const plan_model *model, const plan_cluster *cluster) {
+    return (double)model->numel * SUM_BYTES / cluster->core_stream;
+}
+
+uint32_t plan_ranks_of_node(const plan_cluster *cluster, const plan_choice *choice) {
+    return (uint32_t)divided(world_of(choice), cluster->nodes);
+}
+
+/* Seconds of a collective of `bytes` in all among `ranks`, whose slowest way carries so many bytes a second. Costs are counted in
+ * microseconds, beside which the mesh's constants for order are nothing. */
+static double collective_seconds(const plan_cluster *cluster, mesh_collective collective, double bytes,
+                                 uint32_t ranks, double bytes_per_second) {
+    mesh m;
+    int32_t shape = (int32_t)ranks;
+    double alpha = cluster->latency * 1e6, beta = 1e6 / bytes_per_second, cost = 0;
+    if (ranks < 2 || bytes <= 0 || mesh_make(&m, NULL, shape, &shape, 1, &alpha, &beta) != CASTOR_OK ||
+        mesh_cost(&m, collective, bytes, 0, &cost) != CASTOR_OK)
+        return 0;
+    return cost / 1e6;
+}
+
+/* ---- on cores: the node's store ---- */
+
+static uint64_t store_chunk_bytes(const plan_model *model, uint32_t ranks, uint64_t budget) {
+    chunk_table table = {0};
+    uint64_t most = budget ? at_least(budget / CHUNKS_OF_BUDGET, 2 << 20) : UINT64_MAX / 2;
+    if (model->tensors == NULL ||
+        chunk_search_set(&table, model->tensors, model->tensor_count, ranks, ELEMENT, most) != CASTOR_OK)
+        return 0;
+    return table.chunk_bytes;
+}
+
+typedef struct store_parts {
+    uint64_t param, grad, states, transient;
+} store_parts;
+
+/* What a node's store keeps, docs/nodes.md; and what a node has besides while a step runs. */
+static store_parts store_of(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice) {
+    uint64_t n = cluster->nodes, bytes = model->numel * ELEMENT, ranks = plan_ranks_of_node(cluster, choice);
+    int shards = plan_plugins[choice->plugin].shards;
+    store_parts parts = {shards >= 3 ? divided(bytes, n) : bytes, shards >= 2 ? divided(bytes, n) : bytes,
+                         shards >= 1 ? 2 * divided(bytes, n) : 2 * bytes, 0};
+    if (n > 1 && shards >= 2) /* sums that are not passed on yet, and parameters that were fetched */
+        parts.transient = at_most(bytes - parts.grad, 2 * ranks * demand_bytes) +
+                          (shards >= 3 ? at_most(bytes - parts.param, 2 * ranks * demand_bytes) : 0);
+    return parts;
+}
+
+/* Without an engine each rank has all, and DistributedDataParallel its buckets. Gradients come while activations go. */
+static void reckon_plain_bytes(const plan_model *model, const plan_cluster *cluster,
+                               const plan_choice *choice, uint64_t activations, plan_cost *cost) {
+    uint64_t bytes = model->numel * ELEMENT * plan_ranks_of_node(cluster, choice);
+    cost->model_bytes = (world_of(choice) > 1 ? 5 : 4) * bytes;
+    cost->activation_bytes = without(activations, bytes);
+}
+
+static void reckon_store_traffic(const plan_model *model, const plan_cluster *cluster,
+                                 const plan_choice *choice, plan_cost *cost) {
+    uint32_t n = cluster->nodes;
+    double bytes = (double)model->numel * ELEMENT, part = bytes * (n - 1) / n;
+    int shards = plan_plugins[choice->plugin].shards;
+    double sums = shards >= 2 ? part : 2 * part;
+    double parameters = shards >= 1 ? part : 0; /* sent after the step, or fetched when they are touched */
+    cost->sent[PLAN_WAY_NETWORK] = (uint64_t)(sums * choice->micro + parameters);
+    double exchange = collective_seconds(cluster, shards >= 2 ? MESH_REDUCE_SCATTER : MESH_ALL_REDUCE, bytes,
+                                         n, cluster->network) *
+                      choice->micro;
+    double hidden = cluster->overlap * cost->seconds[PLAN_TERM_COMPUTE] * 2 / 3;
+    cost->seconds[PLAN_TERM_SUMS] = exchange > hidden ? exchange - hidden : 0;
+    if (shards >= 1)
+        cost->seconds[PLAN_TERM_SUMS] +=
+            collective_seconds(cluster, MESH_ALL_GATHER, bytes, n, cluster->network);
+}
+
+/* All that is in excess leaves and comes back once in a step: what is used farthest from now leaves, so the rest stays. */
+static void reckon_disk(const plan_cluster *cluster, uint64_t model_bytes, double parallel, plan_cost *cost) {
+    uint64_t room = without((uint64_t)((double)cost->budget_bytes * steady_ratio), cost->activation_bytes);
+    uint64_t away = without(model_bytes, room);
+    double moved = 2.0 * (double)away,
+           work = cost->seconds[PLAN_TERM_COMPUTE] + cost->seconds[PLAN_TERM_OPTIMIZER];
+    cost->sent[PLAN_WAY_DISK] = (uint64_t)moved;
+    cost->bytes[PLAN_TIER_DISK] = away ? model_bytes : 0; /* files back all chunks */
+    double busy = moved / cluster->disk;
+    cost->seconds[PLAN_TERM_DISK] = moved * cluster->paging / parallel + (busy > work ? busy - work : 0);
+}
+
+static void reckon_on_cores(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                            plan_cost *cost) {
+    uint32_t n = cluster->nodes, ranks = plan_ranks_of_node(cluster, choice);
+    bool engine = plan_plugins[choice->plugin].engine && world_of(choice) > 1;
+    uint64_t activations = model->activation_bytes / choice->micro / n;
+    store_parts parts = store_of(model, cluster, choice);
+    cost->process_bytes = model->process_bytes * ranks;
+    if (engine) {
+        cost->model_bytes = parts.param + parts.grad + parts.states;
+        cost->activation_bytes = activations + parts.transient;
+    } else {
+        reckon_plain_bytes(model, cluster, choice, activations, cost);
+    }
+    uint64_t all = cost->model_bytes + cost->activation_bytes + cost->process_bytes;
+    cost->chunk_bytes = engine ? store_chunk_bytes(model, ranks, 0) : 0;
+    uint32_t threads = cluster->threads ? cluster->threads : (uint32_t)at_least(cluster->cores / ranks, 1);
+    double parallel = (double)at_most((uint64_t)ranks * threads, cluster->cores) * n;
+    double elements = (double)model->numel;
+    double step = model->recorded ? model->optimizer_seconds : elements * STEP_BYTES / cluster->core_stream;
+    bool shared =
+        engine && plan_plugins[choice->plugin].shards >= 1; /* the owner on one node steps, not one on each */
+    cost->seconds[PLAN_TERM_COMPUTE] = model->compute_seconds / parallel;
+    cost->seconds[PLAN_TERM_OPTIMIZER] = step * (engine ? shared ? 1 : n : world_of(choice)) / parallel;
+    if (engine) {
+        reckon_store_traffic(model, cluster, choice, cost);
+        cost->seconds[PLAN_TERM_SUMS] +=
+            plan_sum_seconds(model, cluster) * ranks * n * choice->micro / parallel;
+    } else if (world_of(choice) > 1) {
+        cost->sent[PLAN_WAY_NETWORK] = n > 1 ? (uint64_t)(2 * elements * ELEMENT * (n - 1) / n) * ranks : 0;
+        cost->seconds[PLAN_TERM_SUMS] =
+            collective_seconds(cluster, MESH_ALL_REDUCE, elements * ELEMENT, world_of(choice),
+                               n > 1 ? cluster->network / ranks : cluster->core_stream / SUM_BYTES * ELEMENT);
+    }
+    if (choice->bounded && cluster->host_bytes) {
+        cost->budget_bytes = without(cluster->host_bytes, cost->process_bytes) >> 20 << 20;
+        cost->chunk_bytes = store_chunk_bytes(model, ranks, cost->budget_bytes);
+        reckon_disk(cluster, cost->model_bytes, parallel / n, cost);
+        /* Of the largest part of a step, parameter, gradient and states are in memory together. */
+        uint64_t used = (uint64_t)(steady_ratio * (double)cost->budget_bytes);
+        uint64_t least = cost->activation_bytes + 4 * at_least(model->largest * ELEMENT, cost->chunk_bytes);
+        all = at_most(all, at_least(used, least) + cost->process_bytes);
+    }
+    cost->bytes[PLAN_TIER_HOST] = all;
+}
+
+/* ---- on devices ---- */
+
+/* The largest stage's share of layers, embeddings and head, by `cost` of a layer and of the rest. */
+static double stage_share(const plan_model *model, uint32_t stages, double layer, double ends) {
+    static uint64_t costs[PLAN_LAYERS_MAX];
+    static uint32_t last[PLAN_LAYERS_MAX];
+    uint64_t largest = 0;
+    if (stages == 1)
+        return 1;
+    double scale = 1e12 / (layer * (double)model->layers + ends);
+    for (uint64_t i = 0; i < model->layers; i++)
+        costs[i] = (uint64_t)(layer * scale) + (i + 1 == model->layers ? (uint64_t)(ends * scale) : 0);
+    if (stages_divide(costs, (uint32_t)model->layers, stages, last, &largest) != CASTOR_OK)
+        return 1;
+    return (double)largest / 1e12;
+}
+
+/* How many micro-batches the first stage has between forward and backward at most. */
+static uint32_t most_alive(uint32_t stages, uint32_t micro) {
+    static pipeline_operation operations[2 * PLAN_LAYERS_MAX];
+    pipeline p = {PIPELINE_1F1B, (int32_t)stages, (int32_t)micro, 1};
+    uint64_t count = 0;
+    uint32_t alive = 0, most = 0;
+    if (stages == 1 || pipeline_operations(&p, 0, operations, 2 * PLAN_LAYERS_MAX, &count) != CASTOR_OK)
+        return 1;
+    for (uint64_t i = 0; i < count; i++) {
+        alive += operations[i].kind == PASS_FORWARD ? 1 : -1;
+        most = alive > most ? alive : most;
+    }
+    return most;
+}
+
+typedef struct device_parts {
+    double numel; /* of this device's stage and part of layers */
+    uint64_t param, grad, states, buckets, activations;
+} device_parts;
+
+static int stage_of_zero(const plan_choice *choice) {
+    return choice->plugin == PLAN_HYBRID ? choice->zero : plan_plugins[choice->plugin].shards;
+}
+
+/* docs/device-ranks.md: what is where. */
+static device_parts device_of(const plan_model *model, const plan_choice *choice) {
+    double layer = (double)model->hidden * (double)model->hidden * 12;
+    double ends = (double)model->numel - layer * (double)model->layers;
+    double share = stage_share(model, choice->pp, layer, ends);
+    device_parts parts = {.numel = (double)model->numel * share / choice->tp};
+    int zero = stage_of_zero(choice);
+    uint64_t bytes = (uint64_t)(parts.numel * ELEMENT);
+    parts.param = bytes;
+    parts.grad = zero >= 2 ? divided(bytes, choice->dp) : bytes;
+    parts.states = 2 * (zero >= 1 ? divided(bytes, choice->dp) : bytes);
+    bool plain = choice->plugin == CASTOR_PLUGIN_NONE;
+    if (choice->dp > 1)
+        parts.buckets = plain ? bytes
+                        : zero >= 2
+                            ? at_most(BUCKETS * at_least(bucket_bytes, model->largest * ELEMENT), bytes)
+                            : 0;
+    uint32_t alive = most_alive(choice->pp, choice->micro);
+    double of_rank = (double)model->activation_bytes / choice->dp / choice->micro;
+    parts.activations = (uint64_t)(of_rank * alive / choice->pp / choice->tp);
+    return parts;
+}
+
+static uint32_t span_ranks(const plan_cluster *cluster, const plan_choice *choice) {
+    return (uint32_t)at_most(plan_ranks_of_node(cluster, choice), choice->tp);
+}
+
+/* Sums of gradients, and what owners send after the step. */
+static void reckon_sums(const plan_cluster *cluster, const plan_choice *choice, const device_parts *parts,
+                        plan_cost *cost) {
+    uint32_t n = choice->dp, inside = span_ranks(cluster, choice),
+             local = plan_ranks_of_node(cluster, choice);
+    bool spans = cluster->nodes > 1 && local < world_of(choice);
+    /* The devices of a node share its way to the others. */
+    double rate = spans ? cluster->network / at_least(inside, 1) : cluster->link;
+    double bytes = parts->numel * ELEMENT, times = choice->pp > 1 ? 1 : choice->micro;
+    int zero = stage_of_zero(choice);
+    double sums =
+        collective_seconds(cluster, zero >= 2 ? MESH_REDUCE_SCATTER : MESH_ALL_REDUCE, bytes, n, rate);
+    double hidden = cluster->overlap * cost->seconds[PLAN_TERM_COMPUTE] * 2 / 3 / times;
+    cost->seconds[PLAN_TERM_SUMS] = (sums > hidden ? sums - hidden : 0) * times;
+    if (zero >= 1)
+        cost->seconds[PLAN_TERM_SUMS] += collective_seconds(cluster, MESH_ALL_GATHER, bytes, n, rate);
+    double part = n ? bytes * (n - 1) / n : 0,
+           ring = (zero >= 2 ? 1 : 2) * part * times + (zero >= 1 ? part : 0);
+    cost->sent[PLAN_WAY_NODE] += (uint64_t)ring;
+    if (spans) /* a ring leaves a node once for each of its parts of the model */
+        cost->sent[PLAN_WAY_NETWORK] += (uint64_t)(ring * at_least(inside, 1));
+}
+
+static void reckon_tensor(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                          plan_cost *cost) {
+    if (choice->tp == 1)
+        return;
+    double bytes = (double)model->tokens / choice->dp / choice->micro * (double)model->hidden * ELEMENT;
+    double calls = LAYER_SENDS * (double)divided(model->layers, choice->pp) * choice->micro;
+    cost->seconds[PLAN_TERM_TENSOR] =
+        calls * collective_seconds(cluster, MESH_ALL_REDUCE, bytes, choice->tp, cluster->link);
+    cost->sent[PLAN_WAY_NODE] += (uint64_t)(calls * bytes * 2 * (choice->tp - 1) / choice->tp);
+}
+
+/* What does not fit on the device goes to the host: states, then gradients, then parameters. */
+static void reckon_host(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                        const device_parts *parts, uint64_t excess, plan_cost *cost) {
+    uint32_t ranks = plan_ranks_of_node(cluster, choice);
+    uint64_t states = at_most(excess, parts->states), grads = at_most(excess - states, parts->grad);
+    uint64_t params = at_most(excess - states - grads, parts->param);
+    bool once =
+        plan_plugins[choice->plugin].shards >= 3; /* parameters on the host: once for all ranks of the node */
+    cost->bytes[PLAN_TIER_HOST] += (states + grads) * ranks + params * (once ? 1 : ranks);
+    /* What has its states on the host is stepped there: its gradient goes, its parameter comes. */
+    double stepped = parts->states ? (double)states / (double)parts->states : 0;
+    double owned = (double)parts->states / STATES * stepped, per_core = owned * STEP_BYTES * ranks;
+    double carried = 2 * owned * ELEMENT + (double)params * slot_passes * choice->micro;
+    (void)model;
+    cost->sent[PLAN_WAY_LINK] += (uint64_t)carried;
+    cost->seconds[PLAN_TERM_LINK] +=
+        carried / cluster->link + per_core / (cluster->core_stream * cluster->cores);
+    cost->seconds[PLAN_TERM_OPTIMIZER] *= 1 - stepped;
+}
+
+static void reckon_on_devices(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                              plan_cost *cost) {
+    device_parts parts = device_of(model, choice);
+    uint32_t ranks = plan_ranks_of_node(cluster, choice), world = world_of(choice);
+    cost->process_bytes = (uint64_t)cluster->context;
+    cost->model_bytes = parts.param + parts.grad + parts.states + parts.buckets;
+    cost->activation_bytes = parts.activations;
+    cost->bytes[PLAN_TIER_HOST] = model->process_bytes * ranks;
+    double imbalance = stage_share(model, choice->pp, 12.0 * (double)model->hidden * (double)model->hidden,
+                                   (double)model->vocabulary * (double)model->hidden) *
+                       choice->pp;
+    double even = model->compute_seconds / world;
+    cost->seconds[PLAN_TERM_COMPUTE] = even;
+    /* The whole takes (M + S - 1) passes of the largest stage (parallel/pipeline.h). */
+    cost->seconds[PLAN_TERM_IDLE] =
+        even * (imbalance * (choice->micro + choice->pp - 1.0) / choice->micro - 1);
+    if (choice->pp == 1)
+        cost->seconds[PLAN_TERM_IDLE] = 0;
+    cost->seconds[PLAN_TERM_OPTIMIZER] = (double)parts.states / STATES * STEP_BYTES / cluster->device_stream;
+    if (choice->dp > 1)
+        reckon_sums(cluster, choice, &parts, cost);
+    reckon_tensor(model, cluster, choice, cost);
+    if (choice->offload) { /* a sixteenth of the device is on its way at a time */
+        uint64_t left = at_most(parts.activations, cluster->device_bytes / 16);
+        double carried = 2.0 * (double)(parts.activations - left) * choice->micro;
+        cost->bytes[PLAN_TIER_HOST] += (parts.activations - left) * ranks;
+        cost->activation_bytes = left;
+        cost->sent[PLAN_WAY_LINK] += (uint64_t)carried;
+        double busy = carried / 2 / cluster->link; /* both ways at a time */
+        cost->seconds[PLAN_TERM_LINK] +=
+            busy > cost->seconds[PLAN_TERM_COMPUTE] ? busy - cost->seconds[PLAN_TERM_COMPUTE] : 0;
+    }
+    uint64_t all = cost->model_bytes + cost->activation_bytes + cost->process_bytes;
+    if (choice->bounded && cluster->device_bytes) {
+        cost->budget_bytes =
+            without(cluster->device_bytes, cost->activation_bytes + cost->process_bytes + parts.buckets);
+        cost->budget_bytes = cost->budget_bytes >> 20 << 20;
+        uint64_t kept = parts.param + parts.grad + parts.states, excess = without(kept, cost->budget_bytes);
+        reckon_host(model, cluster, choice, &parts, excess, cost);
+        all -= at_most(excess, kept);
+    }
+    cost->bytes[PLAN_TIER_DEVICE] = all;
+}
+
+/* ---- both ---- */
+
+static bool is_possible(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice) {
+    uint64_t most = (uint64_t)cluster->nodes * (cluster->devices ? cluster->devices : cluster->cores);
+    uint64_t world = (uint64_t)choice->tp * choice->pp * choice->dp;
+    if (choice->plugin < 0 || choice->plugin >= PLAN_PLUGINS || !choice->tp || !choice->pp || !choice->dp ||
+        !choice->micro || world > PLAN_RANKS_MAX || (cluster->devices && world > most) ||
+        world % cluster->nodes)
+        return false;
+    if (choice->tp * choice->pp > 1)
+        return plan_plugins[choice->plugin].divides && cluster->devices && model->layers &&
+               model->layers >= choice->pp && model->heads % choice->tp == 0 &&
+               choice->micro <= PLAN_LAYERS_MAX;
+    return true;
+}
+
+castor_status plan_cost_of(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                           plan_cost *out) {
+    *out = (plan_cost){.fits = true};
+    if (!is_possible(model, cluster, choice))
+        return CASTOR_ERR_ARGUMENT;
+    if (cluster->devices)
+        reckon_on_devices(model, cluster, choice, out);
+    else
+        reckon_on_cores(model, cluster, choice, out);
+    for (int term = 0; term < PLAN_TERM_COUNT; term++)
+        out->step_seconds += out->seconds[term];
+    const uint64_t most[PLAN_TIER_COUNT] = {cluster->device_bytes, cluster->host_bytes, 0};
+    for (int tier = PLAN_TIER_COUNT; tier-- > 0;)
+        if (most[tier] && out->bytes[tier] > most[tier]) {
+            out->fits = false;
+            out->short_of = (plan_tier)tier;
+        }
+    return CASTOR_OK;
+}

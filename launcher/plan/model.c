@@ -1,0 +1,272 @@
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include "base/log.h"
+#include "launcher/report/report.h"
+
+enum { ELEMENT = 4, CONTEXT = 1024, WARM_STEPS = 1 };
+
+/* ---- by arithmetic: a GPT with learned positions, biases, and a head tied to the embedding ---- */
+
+enum { LAYER_TENSORS = 12, END_TENSORS = 4 };
+
+static bool list_tensors(plan_model *m) {
+    uint64_t h = m->hidden;
+    const uint64_t layer[LAYER_TENSORS] = {h, h, 3 * h * h, 3 * h, h * h,     h,
+                                           h, h, 4 * h * h, 4 * h, 4 * h * h, h};
+    const uint64_t ends[END_TENSORS] = {m->vocabulary * h, m->context * h, h, h};
+    m->tensor_count = m->layers * LAYER_TENSORS + END_TENSORS;
+    m->tensors = malloc(m->tensor_count * sizeof *m->tensors);
+    if (m->tensors == NULL)
+        return false;
+    uint64_t *out = m->tensors;
+    *out++ = ends[0];
+    *out++ = ends[1];
+    for (uint64_t i = 0; i < m->layers; i++, out += LAYER_TENSORS)
+        memcpy(out, layer, sizeof layer);
+    *out++ = ends[2];
+    *out++ = ends[3];
+    for (uint64_t i = 0; i < m->tensor_count; i++) {
+        m->numel += m->tensors[i];
+        m->largest = m->tensors[i] > m->largest ? m->tensors[i] : m->largest;
+    }
+    return true;
+}
+
+static bool read_figure(const char **text, uint64_t most, uint64_t *out) {
+    char *end;
+    if (**text < '0' || **text > '9')
+        return false;
+    unsigned long long value = strtoull(*text, &end, 10);
+    *text = end;
+    *out = value;
+    return value >= 1 && value <= most;
+}
+
+bool plan_model_parse(const char *text, plan_model *out, char *message, size_t size) {
+    *out = (plan_model){.context = CONTEXT};
+    const struct {
+        const char *name;
+        uint64_t most, *value;
+    } figures[] = {{"layers", PLAN_LAYERS_MAX, &out->layers},
+                   {"hidden size", 1 << 20, &out->hidden},
+                   {"heads", 1 << 20, &out->heads},
+                   {"vocabulary", 1 << 30, &out->vocabulary},
+                   {"context", 1 << 24, &out->context}};
+    enum { LEAST = 4, MOST = sizeof figures / sizeof *figures };
+    const char *at = text;
+    int count = 0;
+    for (; count < MOST; count++) {
+        if (!read_figure(&at, figures[count].most, figures[count].value)) {
+            log_format(
+                message, size,
+                "--model %.60s: the %s must be a whole number from 1 to %llu; a GPT-2 is 12x768x12x50257",
+                text, figures[count].name, (unsigned long long)figures[count].most);
+            return false;
+        }
+        if (*at != 'x')
+            break;
+        at++;
+    }
+    if (*at || count + 1 < LEAST) {
+        log_format(message, size,
+                   "--model %.60s: expected LAYERSxHIDDENxHEADSxVOCAB[xCONTEXT], as 12x768x12x50257", text);
+        return false;
+    }
+    if (out->hidden % out->heads) {
+        log_format(message, size, "--model %.60s: the hidden size must be a multiple of the heads", text);
+        return false;
+    }
+    if (!list_tensors(out)) {
+        log_format(message, size, "--model: memory is out");
+        return false;
+    }
+    return true;
+}
+
+/* Elements that a layer keeps of a token for its backward pass: inputs of norms (2) and of products after them (2), queries, keys and
+ * values (3), what attention gives (1), the inner layer before and after its function (8). Of the logits: the logarithm of their softmax, and the
+ * logits or their gradient. */
+enum { LAYER_KEPT = 16, LOGITS_KEPT = 2 };
+
+void plan_model_settle(plan_model *m, const plan_cluster *cluster, uint64_t tokens) {
+    m->tokens = tokens;
+    if (m->recorded)
+        return;
+    double h = (double)m->hidden, layer = 24 * h * h + 4 * h * (double)m->context,
+           head = 2 * h * (double)m->vocabulary;
+    double operations =
+        3 * ((double)m->layers * layer + head) * (double)tokens; /* a backward pass is two forward ones */
+    m->compute_seconds = operations / (cluster->devices ? cluster->device_flops : cluster->core_flops);
+    m->activation_bytes =
+        tokens * ELEMENT * (LAYER_KEPT * m->layers * m->hidden + LOGITS_KEPT * m->vocabulary);
+    m->process_bytes = (uint64_t)cluster->process;
+}
+
+void plan_model_free(plan_model *model) {
+    free(model->tensors);
+    model->tensors = NULL;
+}
+
+/* ---- from a run ---- */
+
+static int compare_us(const void *left, const void *right) {
+    uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
+    return a < b ? -1 : a > b;
+}
+
+/* The median of what passes or steps took, without the first ones, which make states. */
+static double median_seconds(const report_steps *steps) {
+    uint32_t *us = malloc((steps->count + 1) * sizeof *us);
+    double seconds = 0;
+    size_t count = 0;
+    if (us == NULL)
+        return 0;
+    for (size_t i = steps->count > 2 ? WARM_STEPS : 0; i < steps->count; i++)
+        us[count++] = steps->rows[i].us;
+    qsort(us, count, sizeof *us, compare_us);
+    if (count)
+        seconds = (us[count / 2] + (double)us[(count - 1) / 2]) / 2e6;
+    free(us);
+    return seconds;
+}
+
+/* The sizes of parameters, as the sums of their gradients tell them: rank 0's of the first step. */
+typedef struct sizes {
+    plan_model *model;
+    size_t capacity;
+} sizes;
+
+static void take_size(void *context, const report_process *process, const trace_segment *segment,
+                      const trace_record *record) {
+    sizes *s = context;
+    plan_model *m = s->model;
+    (void)segment;
+    if (record->kind != TRACE_REDUCE || process->counters->rank != 0 || record->id >= 1u << 20)
+        return;
+    if (record->id >= s->capacity) {
+        size_t wanted = record->id + 64;
+        uint64_t *larger = realloc(m->tensors, wanted * sizeof *larger);
+        if (larger == NULL)
+            return;
+        memset(larger + s->capacity, 0, (wanted - s->capacity) * sizeof *larger);
+        m->tensors = larger;
+        s->capacity = wanted;
+    }
+    m->tensors[record->id] = record->bytes / ELEMENT;
+}
+
+static void close_sizes(plan_model *m, size_t capacity) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < capacity; i++) {
+        uint64_t numel = m->tensors[i];
+        if (numel == 0)
+            continue;
+        m->tensors[m->tensor_count++] = numel;
+        m->largest = numel > m->largest ? numel : m->largest;
+        sum += numel;
+    }
+    if (sum != m->numel) { /* other optimizers' models, parameters without gradients, a trace that was cut */
+        free(m->tensors);
+        m->tensors = NULL;
+        m->tensor_count = 0;
+    }
+}
+
+static bool refuse(const char *directory, const char *why) {
+    LOG_E("plan: %s: %s", directory, why);
+    return false;
+}
+
+static void take_command(const report *run, plan_model *m) {
+    const char *started = about_find(&run->about, TRACE_ABOUT_COMMAND);
+    snprintf(m->command, sizeof m->command, "%s", started != NULL ? started : run->command);
+}
+
+/* The script's own work, and the steps that owners made, as if one core or device did them. */
+static void take_times(const plan_cluster *cluster, uint64_t ranks, double step, double optimizer,
+                       plan_model *m) {
+    uint64_t threads = cluster->threads         ? cluster->threads
+                       : cluster->cores > ranks ? cluster->cores / ranks
+                                                : 1;
+    uint64_t wanted = m->on_devices ? ranks : ranks * threads;
+    double busy = (double)(m->on_devices || wanted < cluster->cores ? wanted : cluster->cores);
+    m->optimizer_seconds = optimizer * busy;
+    m->compute_seconds = (step - optimizer) * busy;
+    /* Where no core was free, ranks that added gradients took from the others. */
+    double sums = ranks > 1 && wanted >= cluster->cores && !m->on_devices
+                      ? plan_sum_seconds(m, cluster) * (double)ranks
+                      : 0;
+    m->compute_seconds -= sums < m->compute_seconds / 2 ? sums : m->compute_seconds / 2;
+}
+
+/* `held`: what ranks had at their peaks, of the model and beside it; `pss`: of all their memory. Where nothing is shared, gradients count
+ * and do not exist yet when activations are at their peak (reckon_plain_bytes in cost.c). */
+static void take_memory(bool shared, uint64_t ranks, uint64_t held, uint64_t pss, plan_model *m) {
+    uint64_t beside = m->numel * ELEMENT * (shared ? 4 : 3 * ranks);
+    m->activation_bytes = held > beside ? held - beside : 0;
+    m->process_bytes = pss > held ? (pss - held) / ranks : 0;
+}
+
+static bool take_run(const report *run, const char *directory, const plan_cluster *cluster, plan_model *m) {
+    uint64_t ranks = 0, held = 0, pss = 0, steps = UINT64_MAX, param = 0;
+    double step = 0, optimizer = 0;
+    for (size_t i = 0; i < run->rank_count; i++) {
+        const report_rank *rank = &run->ranks[i];
+        if (rank->steps == 0)
+            continue;
+        ranks++;
+        held += rank->memory.peak_bytes;
+        pss += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
+        m->on_devices |= report_gauge(rank->process, GAUGE_DEVICE_PARAM_BYTES).max > 0;
+        param += report_gauge(rank->process, GAUGE_PARAM_BYTES).max;
+        steps = rank->steps < steps ? rank->steps : steps;
+        step = rank->step_seconds > step ? rank->step_seconds : step;
+        double took = median_seconds(&rank->process->steps);
+        optimizer = took > optimizer ? took : optimizer;
+    }
+    if (ranks == 0)
+        return refuse(directory, "no optimizer stepped in this run; record one that trains: castor run "
+                                 "--plugin gemini -- COMMAND");
+    if (steps < 2 || step <= 0)
+        return refuse(directory, "a rank of this run made fewer than two steps; let the run make three");
+    if (run->chunks.moves > 0)
+        return refuse(
+            directory,
+            "this run moved chunks under a budget; record one without: --set CASTOR_MEMORY_BUDGET=0");
+    for (size_t i = 0; i < run->node_count; i++)
+        m->numel = run->nodes[i].numel > m->numel ? run->nodes[i].numel : m->numel;
+    if (run->node_count > 1)
+        return refuse(directory, "this run had several nodes; record one on a single node");
+    bool shared = m->numel > 0;
+    if (!shared)
+        m->numel = param / ELEMENT / ranks;
+    if (m->numel == 0)
+        return refuse(directory, "the run does not say how large its parameters are; record it under a "
+                                 "plugin: castor run --plugin gemini "
+                                 "-- COMMAND");
+    m->recorded = true;
+    m->ranks = (uint32_t)ranks;
+    m->step_seconds = step;
+    take_command(run, m);
+    sizes s = {m, 0};
+    if (shared && report_visit_records(run, take_size, &s))
+        close_sizes(m, s.capacity);
+    take_times(cluster, ranks, step, optimizer, m);
+    take_memory(shared, ranks, held, pss, m);
+    return true;
+}
+
+bool plan_model_read(const char *directory, const plan_cluster *cluster, plan_model *out) {
+    static report run;
+    *out = (plan_model){0};
+    bool taken = report_read(&run, directory);
+    if (taken) {
+        taken = take_run(&run, directory, cluster, out);
+    }
+    report_free(&run);
+    if (!taken)
+        plan_model_free(out);
+    return taken;
+}
