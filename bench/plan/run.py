@@ -25,16 +25,17 @@ sys.path.insert(0, os.path.dirname(HERE))
 import jobs
 
 TRAIN = os.path.join(HERE, "train.py")
-MODELS = {"7M": ("8x256x4x4096x128", 8), "14M": ("4x512x8x2048x128", 8), "28M": ("8x512x8x4096x128", 8)}  # and rows of a batch
+MODELS = {"3M": ("6x192x6x4096x128", 8), "7M": ("8x256x4x4096x128", 8), "27M": ("8x512x8x4096x128", 4)}  # and rows of a batch
 RECORDED = ("gemini", 2, 0)
-# Plugin, ranks, and the budget as a part of the memory that the recorded run had for the model and activations (0: none).
-WAYS = [RECORDED, ("gemini", 4, 0), ("zero2", 2, 0), ("none", 1, 0), ("none", 2, 0), ("gemini", 2, 0.7)]
+# Plugin, ranks, and the part of the model data that a budget leaves in memory beside activations (0: there is none).
+WAYS = [RECORDED, ("gemini", 4, 0), ("zero2", 2, 0), ("none", 1, 0), ("none", 2, 0), ("gemini", 2, 0.5)]
+STEADY_RATIO = 0.9  # of a budget, that is used (CASTOR_STEADY_CAP_RATIO)
 MEMORY, STEP, CHOICE = 0.05, 0.15, 0.05  # allowed differences
 
 
 def name_of(way):
     plugin, ranks, share = way
-    return f"{plugin}, {ranks} rank{'s' if ranks > 1 else ''}" + (f", budget {share:g}" if share else "")
+    return f"{plugin}, {ranks} rank{'s' if ranks > 1 else ''}" + (f", {share:g} in memory" if share else "")
 
 
 def plan(log, *arguments):
@@ -59,12 +60,12 @@ def plan_of(log, way):
     if not way[2]:
         return row_of(made, way)
     row = row_of(made, RECORDED)
-    held = (row["model_bytes"] + row["activation_bytes"]) * way[2]
+    held = (row["model_bytes"] * way[2] + row["activation_bytes"]) / STEADY_RATIO
     return row_of(plan(log, "--host", str(int(held + row["process_bytes"]))), way)
 
 
 def run(args, model, way, budget, folder):
-    """One run; its log directory and report."""
+    """One run: its report, and the processor seconds of a step on the cores that its ranks can use."""
     plugin, ranks, _ = way
     shape, rows = MODELS[model]
     log = os.path.join(folder, "log")
@@ -83,7 +84,7 @@ def run(args, model, way, budget, folder):
     for rank in range(ranks):
         with open(os.path.join(folder, f"rank{rank}")) as file:
             used.append(float(file.read()))
-    return log, json.loads(told), sum(used) / min(ranks, os.cpu_count())
+    return json.loads(told), sum(used) / min(ranks, os.cpu_count())
 
 
 def measured(report, core_seconds):
@@ -111,12 +112,13 @@ def compare(model, ways, samples, plans):
         seen, row = samples[name_of(way)], plans[name_of(way)]
         step, held, cores = median(way, "step_seconds"), median(way, "held_bytes"), median(way, "core_seconds")
         planned = row["bytes"]["host"] - row["process_bytes"]
-        rows.append({"model": model, "way": name_of(way), "command": row["command"], "step_seconds": step, "planned_step_seconds": row["step_seconds"],
+        rows.append({"model": model, "way": name_of(way), "command": row["command"],
+                     "step_seconds": step, "planned_step_seconds": row["step_seconds"],
                      "step_off": off(row["step_seconds"], step), "core_seconds": cores,
                      "cores_off": off(row["step_seconds"] * unit, cores), "held_bytes": held, "planned_bytes": planned, "memory_off": off(planned, held),
                      "samples": seen})
-        print(f"{model:5} {name_of(way):26} step {step:6.3f} planned {row['step_seconds']:6.3f} ({rows[-1]['step_off']:+.0%})   cores {cores:6.3f} ({rows[-1]['cores_off']:+.0%})   "
-              f"memory {held / 2**20:7.1f} planned {planned / 2**20:7.1f} MiB ({rows[-1]['memory_off']:+.1%})", flush=True)
+        print(f"{model:4}{name_of(way):26} step {step:.3f}, planned {row['step_seconds']:.3f} ({rows[-1]['step_off']:+.0%}); processor {cores:.3f} "
+              f"({rows[-1]['cores_off']:+.0%}); memory {held / 2**20:.1f}, planned {planned / 2**20:.1f} MiB ({rows[-1]['memory_off']:+.1%})", flush=True)
     return rows
 
 
@@ -129,41 +131,53 @@ def choice_of(ways, rows):
             "best_cores": fewest["way"], "cores_off": off(chosen["core_seconds"], fewest["core_seconds"])}
 
 
-def measure(args, model, folder):
-    samples, recorded, logs = {name_of(way): [] for way in WAYS}, [], {}
-    for turn in range(args.rounds):
-        for way in WAYS:
-            inside = os.path.join(folder, f"{model}-{turn}-{name_of(way)}")
-            os.mkdir(inside)
-            budget = plan_of(recorded[0][1], way)["budget_bytes"] if way[2] else 0
-            log, *seen = run(args, model, way, budget, inside)
-            samples[name_of(way)].append(measured(*seen))
-            if way == RECORDED:
-                recorded.append((samples[name_of(way)][-1]["step_seconds"], log))
-            else:
-                shutil.rmtree(inside)
-            print(f"  round {turn + 1} {model} {name_of(way)}: {samples[name_of(way)][-1]}", flush=True)
-    source = sorted(recorded)[len(recorded) // 2][1]
-    plans = {name_of(way): plan_of(source, way) for way in WAYS}
-    rows = compare(model, WAYS, samples, plans)
-    return rows, {"model": model, **choice_of(WAYS, rows)}
+def sample(args, model, turn, way, budget):
+    """What a run has shown; one that is in the folder is not made again."""
+    inside = os.path.join(args.folder, f"{model}-{turn}-{name_of(way)}")
+    shown = os.path.join(inside, "shown.json")
+    if not os.path.exists(shown):
+        shutil.rmtree(inside, ignore_errors=True)
+        os.makedirs(inside)
+        seen = measured(*run(args, model, way, budget, inside))
+        with open(shown, "w") as file:
+            json.dump(seen, file)
+        print(f"  round {turn + 1} {model} {name_of(way)}: {seen}", flush=True)
+    with open(shown) as file:
+        return json.load(file), os.path.join(inside, "log")
+
+
+def take_round(args, model, turn, samples, recorded):
+    for way in WAYS:
+        budget = plan_of(recorded[model][0][1], way)["budget_bytes"] if way[2] else 0
+        seen, log = sample(args, model, turn, way, budget)
+        samples[model][name_of(way)].append(seen)
+        if way == RECORDED:
+            recorded[model].append((seen["step_seconds"], log))
 
 
 def main():
     parser = jobs.parser(__doc__, "plan", 3, 300)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--folder", help="where the runs stay; those that are there already are not made again")
     args = parser.parse_args()
     jobs.prepare_driver()
     load = os.getloadavg()[0]
-    rows, choices = [], []
+    models = args.models.split(",")
+    samples = {model: {name_of(way): [] for way in WAYS} for model in models}
+    recorded, rows, choices = {model: [] for model in models}, [], []
     with tempfile.TemporaryDirectory(prefix="castor-bench-", dir="/var/tmp") as folder:
-        for model in args.models.split(","):
-            more, choice = measure(args, model, folder)
+        args.folder = args.folder or folder
+        for turn in range(args.rounds):
+            for model in models:
+                take_round(args, model, turn, samples, recorded)
+        for model in models:
+            source = sorted(recorded[model])[len(recorded[model]) // 2][1]
+            more = compare(model, WAYS, samples[model], {name_of(way): plan_of(source, way) for way in WAYS})
             rows += more
-            choices.append(choice)
+            choices.append({"model": model, **choice_of(WAYS, more)})
     result = {
-        **jobs.head("plan", args.python, load), "models": {name: MODELS[name] for name in args.models.split(",")},
+        **jobs.head("plan", args.python, load), "models": {model: MODELS[model] for model in models},
         "memory_within": sum(abs(row["memory_off"]) <= MEMORY for row in rows), "step_within": sum(abs(row["step_off"]) <= STEP for row in rows),
         "cores_within": sum(abs(row["cores_off"]) <= STEP for row in rows),
         "choice_within": sum(choice["off"] <= CHOICE for choice in choices), "configurations": len(rows),

@@ -4,7 +4,6 @@
 #include "parallel/mesh.h"
 #include "parallel/pipeline.h"
 #include "parallel/stages.h"
-#include "placement/chunk_search.h"
 
 /* Bytes and seconds of one choice. Each figure is a sum over what lies or happens somewhere; the rules of where are
  * docs/nodes.md (on cores) and docs/device-ranks.md (on devices). */
@@ -19,15 +18,15 @@ enum {
     LAYER_SENDS = 4,       /* all-reduces of a divided layer, of activations: two forward, two backward */
     CHUNKS_OF_BUDGET = 64, /* docs/budget.md */
 };
-static const uint64_t bucket_bytes = 25 << 20, demand_bytes = 32 << 20;
+static const uint64_t bucket_bytes = 25 << 20, demand_bytes = 32 << 20, least_chunk_bytes = 2 << 20;
 static const double slot_passes =
     1.93; /* parameters on the host come to the device nearly twice in a step (docs/device-ranks.md) */
 static const double steady_ratio = 0.9; /* of a budget (CASTOR_STEADY_CAP_RATIO) */
 
 const plan_plugin plan_plugins[PLAN_PLUGINS] = {
-#define PLUGIN(id, name, engine, shards, doc) [CASTOR_PLUGIN_##id] = {name, engine, shards, false, true},
+#define PLUGIN(id, name, engine, shards, doc) [CASTOR_PLUGIN_##id] = {name, shards, engine, false, true},
 #include "job/plugins.def"
-    [PLAN_HYBRID] = {"hybrid", false, 2, true, false},
+    [PLAN_HYBRID] = {"hybrid", 2, false, true, false},
 };
 
 static uint64_t at_least(uint64_t a, uint64_t b) {
@@ -69,15 +68,6 @@ static double collective_seconds(const plan_cluster *cluster, mesh_collective co
 }
 
 /* ---- on cores: the node's store ---- */
-
-static uint64_t store_chunk_bytes(const plan_model *model, uint32_t ranks, uint64_t budget) {
-    chunk_table table = {0};
-    uint64_t most = budget ? at_least(budget / CHUNKS_OF_BUDGET, 2 << 20) : UINT64_MAX / 2;
-    if (model->tensors == NULL ||
-        chunk_search_set(&table, model->tensors, model->tensor_count, ranks, ELEMENT, most) != CASTOR_OK)
-        return 0;
-    return table.chunk_bytes;
-}
 
 typedef struct store_parts {
     uint64_t param, grad, states, transient;
@@ -121,61 +111,78 @@ static void reckon_store_traffic(const plan_model *model, const plan_cluster *cl
             collective_seconds(cluster, MESH_ALL_GATHER, bytes, n, cluster->network);
 }
 
-/* All that is in excess leaves and comes back once in a step: what is used farthest from now leaves, so the rest stays. */
-static void reckon_disk(const plan_cluster *cluster, uint64_t model_bytes, double parallel, plan_cost *cost) {
-    uint64_t room = without((uint64_t)((double)cost->budget_bytes * steady_ratio), cost->activation_bytes);
-    uint64_t away = without(model_bytes, room);
-    double moved = 2.0 * (double)away,
-           work = cost->seconds[PLAN_TERM_COMPUTE] + cost->seconds[PLAN_TERM_OPTIMIZER];
+/* What has no room leaves and comes back once in a step: what is used farthest from now leaves, so the rest stays. */
+static void reckon_disk(const plan_cluster *cluster, double parallel, plan_cost *cost) {
+    uint64_t used = (uint64_t)(steady_ratio * (double)cost->budget_bytes);
+    uint64_t away = without(cost->model_bytes, without(used, cost->activation_bytes));
+    double moved = 2.0 * (double)away, busy = moved / cluster->disk;
+    double work = cost->seconds[PLAN_TERM_COMPUTE] + cost->seconds[PLAN_TERM_OPTIMIZER];
     cost->sent[PLAN_WAY_DISK] = (uint64_t)moved;
-    cost->bytes[PLAN_TIER_DISK] = away ? model_bytes : 0; /* files back all chunks */
-    double busy = moved / cluster->disk;
+    cost->bytes[PLAN_TIER_DISK] = away ? cost->model_bytes : 0; /* files back all chunks */
     cost->seconds[PLAN_TERM_DISK] = moved * cluster->paging / parallel + (busy > work ? busy - work : 0);
+}
+
+/* The node's budget is what processes leave; returns what is in memory of all that counts against it. */
+static uint64_t reckon_node_budget(const plan_model *model, const plan_cluster *cluster, double parallel,
+                                   plan_cost *cost) {
+    uint64_t budget = without(cluster->host_bytes, cost->process_bytes) >> 20 << 20;
+    cost->budget_bytes = budget;
+    cost->chunk_bytes = at_most(model->chunk_bytes, at_least(budget / CHUNKS_OF_BUDGET, least_chunk_bytes));
+    reckon_disk(cluster, parallel, cost);
+    /* Of the largest part of a step, parameter, gradient and states are in memory together. */
+    uint64_t part = 4 * at_least(model->largest * ELEMENT, cost->chunk_bytes);
+    uint64_t used = at_least((uint64_t)(steady_ratio * (double)budget), cost->activation_bytes + part);
+    return at_most(used, cost->model_bytes + cost->activation_bytes);
+}
+
+static void reckon_core_memory(const plan_model *model, const plan_cluster *cluster,
+                               const plan_choice *choice, bool engine, plan_cost *cost) {
+    uint64_t activations = model->activation_bytes / choice->micro / cluster->nodes;
+    if (!engine) {
+        reckon_plain_bytes(model, cluster, choice, activations, cost);
+        return;
+    }
+    store_parts parts = store_of(model, cluster, choice);
+    cost->model_bytes = parts.param + parts.grad + parts.states;
+    cost->activation_bytes = activations + parts.transient;
+    cost->chunk_bytes = model->chunk_bytes;
+}
+
+/* `parallel`: cores of all nodes that compute at a time. */
+static void reckon_core_times(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                              bool engine, double parallel, plan_cost *cost) {
+    uint32_t n = cluster->nodes, ranks = plan_ranks_of_node(cluster, choice), world = world_of(choice);
+    double bytes = (double)model->numel * ELEMENT;
+    double step =
+        model->recorded ? model->optimizer_seconds : (double)model->numel * STEP_BYTES / cluster->core_stream;
+    /* Under an engine one owner steps a parameter: on one of the nodes where these share states, else on each. */
+    uint32_t steps = !engine ? world : plan_plugins[choice->plugin].shards >= 1 ? 1 : n;
+    cost->seconds[PLAN_TERM_COMPUTE] = model->compute_seconds / parallel;
+    cost->seconds[PLAN_TERM_OPTIMIZER] = step * steps / parallel;
+    if (engine) {
+        reckon_store_traffic(model, cluster, choice, cost);
+        cost->seconds[PLAN_TERM_SUMS] += plan_sum_seconds(model, cluster) * world * choice->micro / parallel;
+    } else if (world > 1) {
+        double node = cluster->core_stream / SUM_BYTES * ELEMENT;
+        cost->sent[PLAN_WAY_NETWORK] = (uint64_t)(2 * bytes * (n - 1) / n) * ranks;
+        cost->seconds[PLAN_TERM_SUMS] = collective_seconds(cluster, MESH_ALL_REDUCE, bytes, world,
+                                                           n > 1 ? cluster->network / ranks : node);
+    }
 }
 
 static void reckon_on_cores(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
                             plan_cost *cost) {
-    uint32_t n = cluster->nodes, ranks = plan_ranks_of_node(cluster, choice);
+    uint64_t ranks = plan_ranks_of_node(cluster, choice);
+    uint64_t threads = cluster->threads ? cluster->threads : at_least(cluster->cores / ranks, 1);
+    double parallel = (double)at_most(ranks * threads, cluster->cores);
     bool engine = plan_plugins[choice->plugin].engine && world_of(choice) > 1;
-    uint64_t activations = model->activation_bytes / choice->micro / n;
-    store_parts parts = store_of(model, cluster, choice);
     cost->process_bytes = model->process_bytes * ranks;
-    if (engine) {
-        cost->model_bytes = parts.param + parts.grad + parts.states;
-        cost->activation_bytes = activations + parts.transient;
-    } else {
-        reckon_plain_bytes(model, cluster, choice, activations, cost);
-    }
-    uint64_t all = cost->model_bytes + cost->activation_bytes + cost->process_bytes;
-    cost->chunk_bytes = engine ? store_chunk_bytes(model, ranks, 0) : 0;
-    uint32_t threads = cluster->threads ? cluster->threads : (uint32_t)at_least(cluster->cores / ranks, 1);
-    double parallel = (double)at_most((uint64_t)ranks * threads, cluster->cores) * n;
-    double elements = (double)model->numel;
-    double step = model->recorded ? model->optimizer_seconds : elements * STEP_BYTES / cluster->core_stream;
-    bool shared =
-        engine && plan_plugins[choice->plugin].shards >= 1; /* the owner on one node steps, not one on each */
-    cost->seconds[PLAN_TERM_COMPUTE] = model->compute_seconds / parallel;
-    cost->seconds[PLAN_TERM_OPTIMIZER] = step * (engine ? shared ? 1 : n : world_of(choice)) / parallel;
-    if (engine) {
-        reckon_store_traffic(model, cluster, choice, cost);
-        cost->seconds[PLAN_TERM_SUMS] +=
-            plan_sum_seconds(model, cluster) * ranks * n * choice->micro / parallel;
-    } else if (world_of(choice) > 1) {
-        cost->sent[PLAN_WAY_NETWORK] = n > 1 ? (uint64_t)(2 * elements * ELEMENT * (n - 1) / n) * ranks : 0;
-        cost->seconds[PLAN_TERM_SUMS] =
-            collective_seconds(cluster, MESH_ALL_REDUCE, elements * ELEMENT, world_of(choice),
-                               n > 1 ? cluster->network / ranks : cluster->core_stream / SUM_BYTES * ELEMENT);
-    }
-    if (choice->bounded && cluster->host_bytes) {
-        cost->budget_bytes = without(cluster->host_bytes, cost->process_bytes) >> 20 << 20;
-        cost->chunk_bytes = store_chunk_bytes(model, ranks, cost->budget_bytes);
-        reckon_disk(cluster, cost->model_bytes, parallel / n, cost);
-        /* Of the largest part of a step, parameter, gradient and states are in memory together. */
-        uint64_t used = (uint64_t)(steady_ratio * (double)cost->budget_bytes);
-        uint64_t least = cost->activation_bytes + 4 * at_least(model->largest * ELEMENT, cost->chunk_bytes);
-        all = at_most(all, at_least(used, least) + cost->process_bytes);
-    }
-    cost->bytes[PLAN_TIER_HOST] = all;
+    reckon_core_memory(model, cluster, choice, engine, cost);
+    reckon_core_times(model, cluster, choice, engine, parallel * cluster->nodes, cost);
+    uint64_t used = cost->model_bytes + cost->activation_bytes;
+    if (choice->bounded && cluster->host_bytes)
+        used = reckon_node_budget(model, cluster, parallel, cost);
+    cost->bytes[PLAN_TIER_HOST] = used + cost->process_bytes;
 }
 
 /* ---- on devices ---- */
@@ -210,6 +217,14 @@ static uint32_t most_alive(uint32_t stages, uint32_t micro) {
     return most;
 }
 
+/* Of a device: the first stage has most micro-batches alive, the last one the logits. */
+static uint64_t activations_of(const plan_model *model, const plan_choice *choice) {
+    uint64_t parts = (uint64_t)choice->dp * choice->micro * choice->tp;
+    uint64_t logits = model->logits_bytes / parts, layers = model->activation_bytes / parts - logits;
+    uint64_t alive = most_alive(choice->pp, choice->micro);
+    return at_least(layers * alive / choice->pp, layers / choice->pp + logits);
+}
+
 typedef struct device_parts {
     double numel; /* of this device's stage and part of layers */
     uint64_t param, grad, states, buckets, activations;
@@ -236,9 +251,7 @@ static device_parts device_of(const plan_model *model, const plan_choice *choice
                         : zero >= 2
                             ? at_most(BUCKETS * at_least(bucket_bytes, model->largest * ELEMENT), bytes)
                             : 0;
-    uint32_t alive = most_alive(choice->pp, choice->micro);
-    double of_rank = (double)model->activation_bytes / choice->dp / choice->micro;
-    parts.activations = (uint64_t)(of_rank * alive / choice->pp / choice->tp);
+    parts.activations = activations_of(model, choice);
     return parts;
 }
 
@@ -281,8 +294,8 @@ static void reckon_tensor(const plan_model *model, const plan_cluster *cluster, 
 }
 
 /* What does not fit on the device goes to the host: states, then gradients, then parameters. */
-static void reckon_host(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
-                        const device_parts *parts, uint64_t excess, plan_cost *cost) {
+static void reckon_host(const plan_cluster *cluster, const plan_choice *choice, const device_parts *parts,
+                        uint64_t excess, plan_cost *cost) {
     uint32_t ranks = plan_ranks_of_node(cluster, choice);
     uint64_t states = at_most(excess, parts->states), grads = at_most(excess - states, parts->grad);
     uint64_t params = at_most(excess - states - grads, parts->param);
@@ -293,55 +306,58 @@ static void reckon_host(const plan_model *model, const plan_cluster *cluster, co
     double stepped = parts->states ? (double)states / (double)parts->states : 0;
     double owned = (double)parts->states / STATES * stepped, per_core = owned * STEP_BYTES * ranks;
     double carried = 2 * owned * ELEMENT + (double)params * slot_passes * choice->micro;
-    (void)model;
     cost->sent[PLAN_WAY_LINK] += (uint64_t)carried;
     cost->seconds[PLAN_TERM_LINK] +=
         carried / cluster->link + per_core / (cluster->core_stream * cluster->cores);
     cost->seconds[PLAN_TERM_OPTIMIZER] *= 1 - stepped;
 }
 
+/* A sixteenth of the device is on its way at a time (CASTOR_ACTIVATIONS). */
+static void reckon_offload(const plan_cluster *cluster, const plan_choice *choice, plan_cost *cost) {
+    uint64_t left = at_most(cost->activation_bytes, cluster->device_bytes / 16),
+             away = cost->activation_bytes - left;
+    double one_way = (double)away * choice->micro, busy = one_way / cluster->link,
+           hidden = cost->seconds[PLAN_TERM_COMPUTE];
+    cost->bytes[PLAN_TIER_HOST] += away * plan_ranks_of_node(cluster, choice);
+    cost->activation_bytes = left;
+    cost->sent[PLAN_WAY_LINK] += (uint64_t)(2 * one_way);
+    cost->seconds[PLAN_TERM_LINK] += busy > hidden ? busy - hidden : 0;
+}
+
+/* The whole takes (M + S - 1) passes of the largest stage (parallel/pipeline.h). */
+static void reckon_stages(const plan_model *model, const plan_choice *choice, plan_cost *cost) {
+    double h = (double)model->hidden;
+    double largest = stage_share(model, choice->pp, 12 * h * h, (double)model->vocabulary * h) * choice->pp;
+    double passes = (choice->micro + choice->pp - 1.0) / choice->micro;
+    if (choice->pp > 1)
+        cost->seconds[PLAN_TERM_IDLE] = cost->seconds[PLAN_TERM_COMPUTE] * (largest * passes - 1);
+}
+
 static void reckon_on_devices(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
                               plan_cost *cost) {
     device_parts parts = device_of(model, choice);
-    uint32_t ranks = plan_ranks_of_node(cluster, choice), world = world_of(choice);
+    uint64_t kept = parts.param + parts.grad + parts.states;
     cost->process_bytes = (uint64_t)cluster->context;
-    cost->model_bytes = parts.param + parts.grad + parts.states + parts.buckets;
+    cost->model_bytes = kept + parts.buckets;
     cost->activation_bytes = parts.activations;
-    cost->bytes[PLAN_TIER_HOST] = model->process_bytes * ranks;
-    double imbalance = stage_share(model, choice->pp, 12.0 * (double)model->hidden * (double)model->hidden,
-                                   (double)model->vocabulary * (double)model->hidden) *
-                       choice->pp;
-    double even = model->compute_seconds / world;
-    cost->seconds[PLAN_TERM_COMPUTE] = even;
-    /* The whole takes (M + S - 1) passes of the largest stage (parallel/pipeline.h). */
-    cost->seconds[PLAN_TERM_IDLE] =
-        even * (imbalance * (choice->micro + choice->pp - 1.0) / choice->micro - 1);
-    if (choice->pp == 1)
-        cost->seconds[PLAN_TERM_IDLE] = 0;
+    cost->bytes[PLAN_TIER_HOST] = model->process_bytes * plan_ranks_of_node(cluster, choice);
+    cost->seconds[PLAN_TERM_COMPUTE] = model->compute_seconds / world_of(choice);
     cost->seconds[PLAN_TERM_OPTIMIZER] = (double)parts.states / STATES * STEP_BYTES / cluster->device_stream;
+    reckon_stages(model, choice, cost);
+    reckon_tensor(model, cluster, choice, cost);
     if (choice->dp > 1)
         reckon_sums(cluster, choice, &parts, cost);
-    reckon_tensor(model, cluster, choice, cost);
-    if (choice->offload) { /* a sixteenth of the device is on its way at a time */
-        uint64_t left = at_most(parts.activations, cluster->device_bytes / 16);
-        double carried = 2.0 * (double)(parts.activations - left) * choice->micro;
-        cost->bytes[PLAN_TIER_HOST] += (parts.activations - left) * ranks;
-        cost->activation_bytes = left;
-        cost->sent[PLAN_WAY_LINK] += (uint64_t)carried;
-        double busy = carried / 2 / cluster->link; /* both ways at a time */
-        cost->seconds[PLAN_TERM_LINK] +=
-            busy > cost->seconds[PLAN_TERM_COMPUTE] ? busy - cost->seconds[PLAN_TERM_COMPUTE] : 0;
-    }
-    uint64_t all = cost->model_bytes + cost->activation_bytes + cost->process_bytes;
+    if (choice->offload)
+        reckon_offload(cluster, choice, cost);
+    uint64_t used = cost->model_bytes;
     if (choice->bounded && cluster->device_bytes) {
-        cost->budget_bytes =
-            without(cluster->device_bytes, cost->activation_bytes + cost->process_bytes + parts.buckets);
-        cost->budget_bytes = cost->budget_bytes >> 20 << 20;
-        uint64_t kept = parts.param + parts.grad + parts.states, excess = without(kept, cost->budget_bytes);
-        reckon_host(model, cluster, choice, &parts, excess, cost);
-        all -= at_most(excess, kept);
+        uint64_t others = cost->activation_bytes + cost->process_bytes + parts.buckets;
+        cost->budget_bytes = without(cluster->device_bytes, others) >> 20 << 20;
+        uint64_t excess = without(kept, cost->budget_bytes);
+        reckon_host(cluster, choice, &parts, excess, cost);
+        used -= excess;
     }
-    cost->bytes[PLAN_TIER_DEVICE] = all;
+    cost->bytes[PLAN_TIER_DEVICE] = used + cost->activation_bytes + cost->process_bytes;
 }
 
 /* ---- both ---- */

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/log.h"
 #include "launcher/report/report.h"
+#include "placement/chunk_search.h"
 
 enum { ELEMENT = 4, CONTEXT = 1024, WARM_STEPS = 1 };
 
@@ -90,8 +91,21 @@ bool plan_model_parse(const char *text, plan_model *out, char *message, size_t s
  * logits or their gradient. */
 enum { LAYER_KEPT = 16, LOGITS_KEPT = 2 };
 
+/* The size that the store would choose without a budget. The search takes a second for a thousand tensors. */
+enum { SEARCHED_MOST = 512 };
+
+static uint64_t find_chunk_bytes(const plan_model *m) {
+    chunk_table table = {0};
+    if (m->tensors == NULL || m->tensor_count > SEARCHED_MOST ||
+        chunk_search_set(&table, m->tensors, m->tensor_count, 1, ELEMENT, INT64_MAX) != CASTOR_OK)
+        return 0;
+    return table.chunk_bytes;
+}
+
 void plan_model_settle(plan_model *m, const plan_cluster *cluster, uint64_t tokens) {
     m->tokens = tokens;
+    if (cluster->devices == 0)
+        m->chunk_bytes = find_chunk_bytes(m);
     if (m->recorded)
         return;
     double h = (double)m->hidden, layer = 24 * h * h + 4 * h * (double)m->context,
@@ -99,8 +113,8 @@ void plan_model_settle(plan_model *m, const plan_cluster *cluster, uint64_t toke
     double operations =
         3 * ((double)m->layers * layer + head) * (double)tokens; /* a backward pass is two forward ones */
     m->compute_seconds = operations / (cluster->devices ? cluster->device_flops : cluster->core_flops);
-    m->activation_bytes =
-        tokens * ELEMENT * (LAYER_KEPT * m->layers * m->hidden + LOGITS_KEPT * m->vocabulary);
+    m->logits_bytes = tokens * ELEMENT * LOGITS_KEPT * m->vocabulary;
+    m->activation_bytes = m->logits_bytes + tokens * ELEMENT * LAYER_KEPT * m->layers * m->hidden;
     m->process_bytes = (uint64_t)cluster->process;
 }
 

@@ -21,32 +21,34 @@ __attribute__((format(printf, 2, 3))) static void add(line *l, const char *forma
         l->used = l->used + (size_t)length < l->size ? l->used + (size_t)length : l->size - 1;
 }
 
-/* The place of the number of ranks in a launcher's command; NULL: it has none. */
-static const char *ranks_place(const char *command) {
+const char *plan_ranks_place(const char *command) {
     static const char *const names[] = {"--nproc-per-node", "--nproc_per_node"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *at = strstr(command, names[i]);
-        if (at != NULL && (at[strlen(names[i])] == ' ' || at[strlen(names[i])] == '='))
-            return at + strlen(names[i]) + 1;
+        size_t length = strlen(names[i]);
+        if (at != NULL && (at[length] == ' ' || at[length] == '='))
+            return at + length + 1;
     }
     return NULL;
 }
 
-static void add_command(line *l, const plan_model *model, const plan_cluster *cluster, uint32_t ranks) {
-    const char *command = model->command, *place = ranks_place(command);
+/* Ranks of a script of one process are castor's, on one node and under a plugin; else a launcher of PyTorch starts those of a DDP script. */
+static void add_command(line *l, const plan_model *model, const plan_cluster *cluster, int plugin,
+                        uint32_t ranks) {
+    const char *command = model->command, *place = plan_ranks_place(command);
     if (place != NULL) {
         add(l, "-- %.*s%u%s", (int)(place - command), command, ranks, place + strcspn(place, " "));
-        return;
-    }
-    if (cluster->nodes > 1) {
+    } else if (cluster->nodes > 1) {
         add(l,
             "-- torchrun --nnodes %u --node-rank RANK --nproc-per-node %u --master-addr ADDRESS train_ddp.py",
             cluster->nodes, ranks);
-        return;
+    } else if (ranks > 1 && !plan_plugins[plugin].engine) {
+        add(l, "-- torchrun --nproc-per-node %u train_ddp.py", ranks);
+    } else {
+        if (ranks > 1)
+            add(l, "--nproc %u ", ranks);
+        add(l, "-- %s", command[0] ? command : "python train.py");
     }
-    if (ranks > 1)
-        add(l, "--nproc %u ", ranks);
-    add(l, "-- %s", command[0] ? command : "python train.py");
 }
 
 void plan_command_line(const plan_model *model, const plan_cluster *cluster, const plan *plan, char *out,
@@ -64,7 +66,7 @@ void plan_command_line(const plan_model *model, const plan_cluster *cluster, con
         add(&l, "--set CASTOR_ACTIVATIONS=offload ");
     if (choice->micro > 1)
         add(&l, "--set CASTOR_ACCUMULATE=%u ", choice->micro);
-    add_command(&l, model, cluster, plan_ranks_of_node(cluster, choice));
+    add_command(&l, model, cluster, choice->plugin, plan_ranks_of_node(cluster, choice));
 }
 
 /* ---- text ---- */

@@ -43,8 +43,10 @@ typedef struct plan_model {
     uint64_t largest;                                    /* elements of the largest parameter; 0: not known */
     uint64_t *tensors;                                   /* elements of each parameter; NULL: not known */
     uint64_t tensor_count;
+    uint64_t chunk_bytes;      /* of the node's store, without a budget; 0: not known */
     uint64_t tokens;           /* of a step, of all ranks; 0: not known */
     uint64_t activation_bytes; /* of the whole batch, at their peak */
+    uint64_t logits_bytes;     /* the part of these that the end of the model has; 0: not known */
     uint64_t process_bytes;    /* of a rank, beside model data and activations */
 
     /* Of a step, in seconds of one core, or of one device. */
@@ -86,8 +88,8 @@ enum { PLAN_HYBRID = CASTOR_PLUGIN_COUNT, PLAN_PLUGINS };
 
 typedef struct plan_plugin {
     const char *name;
+    int shards; /* as in plugins.def */
     bool engine;
-    int shards;   /* as in plugins.def */
     bool divides; /* layers (tp) and their chain (pp) */
     bool runs;    /* `castor run --plugin NAME` takes it */
 } plan_plugin;
@@ -147,6 +149,8 @@ const plan *plans_best(const plans *plans);
 
 /* ---- output.c ---- */
 
+/* Where a launcher's command has its number of ranks for a node; NULL: it is no such command. */
+const char *plan_ranks_place(const char *command);
 /* The command line that makes the plan, for a shell; "": castor run does not take it yet. */
 void plan_command_line(const plan_model *model, const plan_cluster *cluster, const plan *plan, char *out,
                        size_t size);

@@ -108,6 +108,10 @@ static void add_plugins(search *s, uint32_t tp, uint32_t pp, uint32_t dp) {
         /* A process that trains alone on cores shares with nobody. */
         if (alone && !s->cluster->devices && plugin != CASTOR_PLUGIN_NONE)
             continue;
+        /* Without a plugin only a script that asks for ranks has some. */
+        if (!alone && plugin == CASTOR_PLUGIN_NONE && s->model->command[0] &&
+            !plan_ranks_place(s->model->command))
+            continue;
         add_division(s, (plan_choice){.plugin = plugin, .tp = tp, .pp = pp, .dp = dp, .micro = 1});
     }
 }

@@ -207,9 +207,10 @@ TEST(PlanCost, StagesOfAPipelineWait) {
     /* Even stages: M + S - 1 passes instead of M. */
     EXPECT_NEAR(cost.seconds[PLAN_TERM_IDLE] / cost.seconds[PLAN_TERM_COMPUTE], 3.0 / 4, 0.01);
     /* The first stage has all four micro-batches alive, of a quarter of the layers. */
-    EXPECT_EQ(cost.activation_bytes, model.activation_bytes / 4);
+    EXPECT_EQ(cost.activation_bytes, (model.activation_bytes - model.logits_bytes) / 4);
     made.micro = 16;
-    EXPECT_EQ(cost_of(model, cluster, made).activation_bytes, model.activation_bytes / 16);
+    EXPECT_EQ(cost_of(model, cluster, made).activation_bytes,
+              (model.activation_bytes - model.logits_bytes) / 16);
     plan_model_free(&model);
 }
 
@@ -304,6 +305,9 @@ TEST(PlanOutput, AccumulationGoesIntoTheCommand) {
                  "castor run --plugin zero2 --set CASTOR_DEVICE_BUDGET=512M --set CASTOR_ACTIVATIONS=offload "
                  "--set CASTOR_ACCUMULATE=4 -- torchrun --nproc-per-node 2 train.py --size 3");
     model.command[0] = '\0';
+    p = {choice(CASTOR_PLUGIN_NONE, 2), {}, ""}; /* --nproc needs a plugin */
+    plan_command_line(&model, &cluster, &p, command, sizeof command);
+    EXPECT_STREQ(command, "castor run --plugin none -- torchrun --nproc-per-node 2 train_ddp.py");
     p = {choice(CASTOR_PLUGIN_GEMINI, 2), {}, ""};
     plan_command_line(&model, &cluster, &p, command, sizeof command);
     EXPECT_STREQ(command, "castor run --plugin gemini --nproc 2 -- python train.py");
