@@ -52,7 +52,7 @@ endif
 NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
 LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(patsubst %,$(B)/obj/interpose/%.o,arena/pages base/error base/log base/machine base/process base/thread events/held job/begin job/ends job/meeting job/options job/plugin parallel/mesh \
-	parallel/pipeline parallel/rank_lists parallel/stages placement/chunk_search)
+	parallel/pipeline parallel/rank_lists parallel/stages $(patsubst %,placement/%,chunk chunk_manager chunk_room chunk_search chunk_statistics moments placement prefetch victims) base/file_bytes)
 # The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.
 UNIT_B := $(if $(filter thread,$(SAN)),$(B),build)
 # Which unit tests, by folder and name: UNIT="store/* nodes/nodes".
@@ -136,8 +136,8 @@ $(B)/obj/bench/disk/disk.o: CFLAGS_ALL += -O3
 $(B)/bin/bench-disk: $(B)/obj/bench/disk/disk.o $(patsubst %,$(B)/obj/interpose/%.o,disk/calls disk/queue arena/pages base/error events/held base/log base/thread)
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
-# Replays recorded moments through the chunk manager on the tests' fake backend; bench/policy.
-$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/tests/support/fake_backend.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/%.o,base/error base/file_bytes events/held base/log base/thread)
+# Replays recorded moments through the chunk manager; bench/policy.
+$(B)/bin/replay-moments: $(B)/obj/bench/policy/replay.o $(B)/obj/launcher/plan/replay.o $(B)/obj/interpose/arena/pages.o $(patsubst %,$(B)/obj/interpose/placement/%.o,chunk chunk_manager chunk_room chunk_statistics moments placement prefetch victims) $(patsubst %,$(B)/obj/interpose/%.o,base/error base/file_bytes events/held base/log base/thread)
 	@mkdir -p $(@D)
 	$(linking)$(CC) -pthread $(SANFLAGS) -o $@ $^
 # Decisions per second of interpose/parallel; bench/parallel.
@@ -178,7 +178,7 @@ FUZZ_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g $(WARN) -I. -Iinterpose -pthread 
 FUZZ_TARGETS := trace_fuzz report_fuzz options_fuzz
 FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c,$(LAUNCHER_C)) \
 	$(wildcard interpose/base/*.c interpose/job/*.c interpose/parallel/*.c) interpose/arena/pages.c interpose/events/held.c \
-	interpose/placement/chunk_search.c interpose/hooks/table/hook_table.c)
+	$(wildcard interpose/placement/*.c) interpose/hooks/table/hook_table.c)
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(compiling)$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@

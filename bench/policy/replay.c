@@ -15,25 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include "placement/chunk_manager.h"
-#include "tests/support/fake_backend.h"
-
-#define WARM_STEPS 2
-
-typedef struct use {
-    uint32_t chunk;
-    bool write;
-} use;
-
-typedef struct step {
-    uint64_t *bytes; /* by chunk */
-    chunk_kind *kinds;
-    moment *moments;
-    use *uses;
-    uint32_t chunks, moments_count, uses_count;
-    uint64_t step_ns, bytes_all, non_model_peak;
-} step;
+#include "launcher/plan/replay.h"
+#include "placement/placement.h"
 
 typedef struct figures {
     uint64_t read_bytes, written_bytes, stall_ns;
@@ -48,7 +31,7 @@ static void *grown(void *table, uint32_t count, size_t size) {
     return table;
 }
 
-static bool recording_read(const char *path, step *s) {
+static bool recording_read(const char *path, replay_step *s) {
     char line[256], word[32];
     FILE *file = fopen(path, "r");
     if (!file || !fgets(line, sizeof line, file) || strcmp(line, "castor-moments 1\n") != 0)
@@ -62,7 +45,6 @@ static bool recording_read(const char *path, step *s) {
             s->kinds = grown(s->kinds, s->chunks, sizeof *s->kinds);
             s->kinds[s->chunks] = word[0] == 'p' ? CHUNK_PARAM : word[0] == 'g' ? CHUNK_GRAD : CHUNK_OPTIM;
             s->bytes[s->chunks++] = bytes;
-            s->bytes_all += bytes;
         } else if (sscanf(line, "moment %31s %" SCNu32 " %" SCNu64 " %" SCNu64, word, &number, &begin,
                           &non_model) == 4) {
             uint32_t event = 0;
@@ -70,10 +52,9 @@ static bool recording_read(const char *path, step *s) {
                 event++;
             s->moments = grown(s->moments, s->moments_count, sizeof *s->moments);
             s->moments[s->moments_count++] = (moment){begin, non_model, 0, s->uses_count, number, event};
-            s->non_model_peak = non_model > s->non_model_peak ? non_model : s->non_model_peak;
         } else if (sscanf(line, "use %" SCNu32 " %c", &number, &mode) == 2 && number < s->chunks) {
             s->uses = grown(s->uses, s->uses_count, sizeof *s->uses);
-            s->uses[s->uses_count++] = (use){number, mode == 'w'};
+            s->uses[s->uses_count++] = (replay_use){number, mode == 'w'};
         } else if (sscanf(line, "end %" SCNu64, &s->step_ns) != 1) {
             break;
         }
@@ -82,16 +63,12 @@ static bool recording_read(const char *path, step *s) {
     return s->chunks && s->moments_count && s->uses_count && s->step_ns;
 }
 
-static uint32_t uses_end(const step *s, uint32_t at) {
-    return at + 1 < s->moments_count ? s->moments[at + 1].first_use : s->uses_count;
-}
-
 static uint64_t seconds_ns(uint64_t bytes, uint64_t per_second) {
     return (uint64_t)((double)bytes * 1e9 / (double)per_second);
 }
 
 /* A cache of a size that each moment may change; `next` of a use is the number of the same chunk's next one. */
-static figures cache_replay(const step *s, const uint64_t *limit, uint32_t steps, bool optimal) {
+static figures cache_replay(const replay_step *s, const uint64_t *limit, uint32_t steps, bool optimal) {
     figures f = {0};
     uint64_t *key = calloc(s->chunks, sizeof *key), held = 0, clock = 0;
     bool *in = calloc(s->chunks, sizeof *in), *dirty = calloc(s->chunks, sizeof *dirty);
@@ -105,9 +82,9 @@ static figures cache_replay(const step *s, const uint64_t *limit, uint32_t steps
     }
     for (uint32_t step = 0; step < steps; step++)
         for (uint32_t at = 0; at < s->moments_count; at++)
-            for (uint32_t i = s->moments[at].first_use; i < uses_end(s, at); i++, clock++) {
+            for (uint32_t i = s->moments[at].first_use; i < replay_uses_end(s, at); i++, clock++) {
                 uint32_t chunk = s->uses[i].chunk;
-                uint64_t counted = step >= WARM_STEPS, bytes = in[chunk] ? 0 : s->bytes[chunk];
+                uint64_t counted = step >= REPLAY_WARM_STEPS, bytes = in[chunk] ? 0 : s->bytes[chunk];
                 while (held + bytes > limit[at]) {
                     uint32_t victim = UINT32_MAX;
                     for (uint32_t c = 0; c < s->chunks; c++)
@@ -137,66 +114,21 @@ static figures cache_replay(const step *s, const uint64_t *limit, uint32_t steps
     return f;
 }
 
-static uint64_t spent_ns, calls;
-static struct timespec call_begin;
-
-static void begin_call(void) {
-    clock_gettime(CLOCK_MONOTONIC, &call_begin);
-}
-static void end_call(void) {
-    struct timespec end;
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    spent_ns += (uint64_t)(end.tv_sec - call_begin.tv_sec) * 1000000000u + (uint64_t)end.tv_nsec -
-                (uint64_t)call_begin.tv_nsec;
-    calls++;
-}
-
-/* Work goes on until the clock says so; the end of each move is told to the manager, as by the thread that moves. */
-static void work(fake_backend *fake, chunk_manager *m, uint64_t until_ns) {
-    uint64_t end;
-    while ((end = fake_next_end(fake)) <= until_ns) {
-        fake_advance(fake, end - fake->now_ns);
-        begin_call();
-        chunk_manager_advance(m);
-        end_call();
-    }
-    if (until_ns > fake->now_ns)
-        fake_advance(fake, until_ns - fake->now_ns);
-}
-
-static castor_status step_replay(const step *s, fake_backend *fake, chunk_manager *m) {
-    castor_status status = CASTOR_OK;
-    for (uint32_t at = 0; at < s->moments_count && status == CASTOR_OK; at++) {
-        const moment *now = &s->moments[at];
-        uint64_t until = at + 1 < s->moments_count ? now[1].begin_ns : s->step_ns;
-        begin_call();
-        chunk_manager_event(m, now->event, now->identity);
-        end_call();
-        for (uint32_t i = now->first_use; i < uses_end(s, at) && status == CASTOR_OK; i++) {
-            begin_call();
-            status = chunk_manager_access(m, s->uses[i].chunk, s->uses[i].write);
-            end_call();
-        }
-        fake_non_model(fake, now->non_model_bytes);
-        work(fake, m, fake->now_ns + (until - now->begin_ns));
-        for (uint32_t i = now->first_use; i < uses_end(s, at) && status == CASTOR_OK; i++)
-            status = chunk_manager_release(m, s->uses[i].chunk);
-    }
-    begin_call();
-    chunk_manager_step_end(m);
-    end_call();
-    return status;
-}
-
 static void print_figures(const char *name, const figures *f, uint32_t steps) {
     printf("\"%s\": {\"read_bytes\": %" PRIu64 ", \"written_bytes\": %" PRIu64 ", \"stall_ns\": %" PRIu64
            "}, ",
            name, f->read_bytes / steps, f->written_bytes / steps, f->stall_ns / steps);
 }
 
+static uint64_t sum(const uint64_t *bytes, uint32_t count) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < count; i++)
+        all += bytes[i];
+    return all;
+}
+
 int main(int count, char **argument) {
-    static fake_backend fake;
-    static step s;
+    static replay_step s;
     if (count < 6 || !recording_read(argument[1], &s)) {
         fprintf(stderr,
                 "usage: replay RECORDING BUDGET READ_BYTES_PER_SECOND WRITE_BYTES_PER_SECOND STEPS [half]\n");
@@ -204,66 +136,42 @@ int main(int count, char **argument) {
     }
     uint64_t budget = strtoull(argument[2], NULL, 10), read = strtoull(argument[3], NULL, 10);
     uint64_t write = strtoull(argument[4], NULL, 10);
-    uint32_t steps = (uint32_t)strtoul(argument[5], NULL, 10), counted = steps - WARM_STEPS;
+    uint32_t steps = (uint32_t)strtoul(argument[5], NULL, 10), counted = steps - REPLAY_WARM_STEPS;
     bool half = count > 6 && strcmp(argument[6], "half") == 0;
-    chunk_backend backend;
-    chunk_manager *m;
-    chunk_manager_settings settings = chunk_manager_defaults(PLACEMENT_AUTO);
-    settings.moments.moments_max = s.moments_count + 16;
-    settings.moments.uses_max = s.uses_count + 16;
-    fake_init(&fake, 2, &backend);
-    backend.keeps_copies = true;
-    fake.capacity[0] = budget;
-    fake.bytes_per_second[1][0] = read;
-    fake.bytes_per_second[0][1] = write;
-    fake.one_at_a_time = half;
-    if (steps <= WARM_STEPS || s.chunks > FAKE_CHUNKS ||
-        chunk_manager_create(&m, &backend, &settings) != CASTOR_OK)
+    if (steps <= REPLAY_WARM_STEPS || s.chunks > REPLAY_CHUNKS_MAX)
         return 1;
-    for (uint32_t i = 0; i < s.chunks; i++) {
-        uint32_t chunk;
-        if (chunk_manager_add_chunk(m, s.kinds[i], s.bytes[i], 1, &chunk) != CASTOR_OK)
-            return 1;
-        fake_place(&fake, chunk, 1, s.bytes[i]);
-    }
-    chunk_statistics before, after;
-    castor_status status = CASTOR_OK;
-    for (uint32_t step = 0; step < steps && status == CASTOR_OK; step++) {
-        if (step == WARM_STEPS) {
-            chunk_manager_statistics(m, &before);
-            spent_ns = calls = 0;
-        }
-        status = step_replay(&s, &fake, m);
-    }
+    replay_result run;
+    castor_status status = replay_run(&s, &(replay_machine){budget, read, write, half}, counted, &run);
     if (status != CASTOR_OK) {
         printf("{\"status\": %d}\n", status);
         return 0;
     }
-    chunk_manager_statistics(m, &after);
-    figures castor = {after.moved_bytes[1][0] - before.moved_bytes[1][0],
-                      after.moved_bytes[0][1] - before.moved_bytes[0][1], after.stall_ns - before.stall_ns};
+    const chunk_statistics *before = &run.before, *after = &run.after;
+    figures castor = {after->moved_bytes[1][0] - before->moved_bytes[1][0],
+                      after->moved_bytes[0][1] - before->moved_bytes[0][1],
+                      after->stall_ns - before->stall_ns};
     /* The others get the same room, what the manager's policy allows in each moment. */
+    placement_settings placement = placement_defaults(PLACEMENT_AUTO);
     uint64_t *limit = calloc(s.moments_count, sizeof *limit);
     for (uint32_t at = 0; limit && at < s.moments_count; at++)
-        limit[at] = placement_limit(&settings.placement, false, budget, s.moments[at].non_model_bytes);
+        limit[at] = placement_limit(&placement, false, budget, s.moments[at].non_model_bytes);
     figures belady = cache_replay(&s, limit, steps, true), lru = cache_replay(&s, limit, steps, false);
     lru.stall_ns = seconds_ns(lru.read_bytes, read) + seconds_ns(lru.written_bytes, write);
     uint64_t in = seconds_ns(belady.read_bytes, read), out = seconds_ns(belady.written_bytes, write);
     uint64_t busy = half ? in + out : in > out ? in : out, all = s.step_ns * counted;
     belady.stall_ns = busy > all ? busy - all : 0;
-    uint64_t hits = after.hits - before.hits;
-    uint64_t needed = hits + after.late - before.late + after.misses - before.misses;
+    uint64_t hits = after->hits - before->hits;
+    uint64_t needed = hits + after->late - before->late + after->misses - before->misses;
     printf("{\"status\": 0, \"chunks\": %u, \"moments\": %u, \"uses\": %u, \"model_bytes\": %" PRIu64
            ", \"step_ns\": %" PRIu64 ", ",
-           s.chunks, s.moments_count, s.uses_count, s.bytes_all, s.step_ns);
+           s.chunks, s.moments_count, s.uses_count, sum(s.bytes, s.chunks), s.step_ns);
     print_figures("castor", &castor, counted);
     print_figures("belady", &belady, counted);
     print_figures("lru", &lru, counted);
     printf("\"hit_rate\": %.4f, \"peak_bytes\": %" PRIu64 ", \"over_limit\": %" PRIu64
            ", \"warmups\": %" PRIu64 ", \"calls\": %" PRIu64 ", \"ns_per_call\": %.0f}\n",
-           needed ? (double)hits / (double)needed : 1.0, after.tier_peak_bytes[0], after.over_limit,
-           after.warmups, calls, (double)spent_ns / (double)calls);
+           needed ? (double)hits / (double)needed : 1.0, after->tier_peak_bytes[0], after->over_limit,
+           after->warmups, run.calls, (double)run.calls_ns / (double)run.calls);
     free(limit);
-    chunk_manager_destroy(m);
     return 0;
 }

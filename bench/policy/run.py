@@ -8,7 +8,7 @@ The recordings of models from 10 B to 1 T parameters are made here, by arithmeti
 its ranks, as the notes in the result say. --recording replays what a manager has written (interpose/placement/moments.h) as well.
 --measure, as 60M:0.25, trains that GPT under this share of its model data (measured.py; needs torch) and replays what its
 first rank has recorded, at the same budget and this machine's disk beside what was measured, and at the others.
-In a replay nothing is moved and nobody waits: time is the fake backend's, and only ns_per_call is measured, on this machine.
+In a replay nothing is moved and nobody waits: time is the replay's (launcher/plan/replay.c), and only ns_per_call is measured, on this machine.
 """
 
 import argparse

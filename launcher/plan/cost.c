@@ -1,4 +1,5 @@
 #include "plan.h"
+#include "paging.h"
 
 #include <string.h>
 #include "parallel/mesh.h"
@@ -17,6 +18,7 @@ enum {
     BUCKETS = 4,           /* of sums, that a device has at a time while a backward runs */
     LAYER_SENDS = 4,       /* all-reduces of a divided layer, of activations: two forward, two backward */
     CHUNKS_OF_BUDGET = 64, /* docs/budget.md */
+    UNKNOWN_LAYERS = 16,   /* of a recorded step, whose parts are taken to be equal */
 };
 static const uint64_t bucket_bytes = 25 << 20, demand_bytes = 32 << 20, least_chunk_bytes = 2 << 20;
 static const double slot_passes =
@@ -111,33 +113,51 @@ static void reckon_store_traffic(const plan_model *model, const plan_cluster *cl
             collective_seconds(cluster, MESH_ALL_GATHER, bytes, n, cluster->network);
 }
 
-/* What has no room leaves and comes back once in a step: what is used farthest from now leaves, so the rest stays. */
-static void reckon_disk(const plan_cluster *cluster, double parallel, plan_cost *cost) {
-    uint64_t used = (uint64_t)(steady_ratio * (double)cost->budget_bytes);
-    uint64_t away = without(cost->model_bytes, without(used, cost->activation_bytes));
-    double moved = 2.0 * (double)away, busy = moved / cluster->disk;
-    double work = cost->seconds[PLAN_TERM_COMPUTE] + cost->seconds[PLAN_TERM_OPTIMIZER];
-    cost->sent[PLAN_WAY_DISK] = (uint64_t)moved;
-    cost->bytes[PLAN_TIER_DISK] = away ? cost->model_bytes : 0; /* files back all chunks */
-    cost->seconds[PLAN_TERM_DISK] = moved * cluster->paging / parallel + (busy > work ? busy - work : 0);
+/* Of one rank, since each has a manager for what it owns. */
+static paging_result reckon_paging(const plan_model *model, const plan_cluster *cluster,
+                                   const plan_choice *choice, const plan_cost *cost) {
+    uint64_t ranks = plan_ranks_of_node(cluster, choice);
+    store_parts parts = store_of(model, cluster, choice);
+    paging_request request;
+    memset(&request, 0, sizeof request); /* padding too: requests are compared */
+    request.kept_bytes[CHUNK_PARAM] = parts.param / ranks;
+    request.kept_bytes[CHUNK_GRAD] = parts.grad / ranks;
+    request.kept_bytes[CHUNK_OPTIM] = parts.states / ranks;
+    request.chunk_bytes = cost->chunk_bytes;
+    request.activation_bytes = cost->activation_bytes / ranks;
+    request.budget_bytes = cost->budget_bytes / ranks;
+    request.groups = model->layers ? model->layers : UNKNOWN_LAYERS;
+    request.compute_seconds = cost->seconds[PLAN_TERM_COMPUTE];
+    request.optimizer_seconds = cost->seconds[PLAN_TERM_OPTIMIZER];
+    request.disk_bytes_per_second = cluster->disk / (double)ranks;
+    return paging_find(&request);
 }
 
 /* The node's budget is what processes leave; returns what is in memory of all that counts against it. */
-static uint64_t reckon_node_budget(const plan_model *model, const plan_cluster *cluster, double parallel,
-                                   plan_cost *cost) {
+static uint64_t reckon_node_budget(const plan_model *model, const plan_cluster *cluster,
+                                   const plan_choice *choice, double parallel, plan_cost *cost) {
     uint64_t budget = without(cluster->host_bytes, cost->process_bytes) >> 20 << 20;
+    uint64_t all = cost->model_bytes + cost->activation_bytes, ranks = plan_ranks_of_node(cluster, choice);
+    uint64_t most = at_least(budget / CHUNKS_OF_BUDGET, least_chunk_bytes);
     cost->budget_bytes = budget;
-    cost->chunk_bytes = at_most(model->chunk_bytes, at_least(budget / CHUNKS_OF_BUDGET, least_chunk_bytes));
-    reckon_disk(cluster, parallel, cost);
-    /* Of the largest part of a step, parameter, gradient and states are in memory together. */
-    uint64_t part = 4 * at_least(model->largest * ELEMENT, cost->chunk_bytes);
-    uint64_t used = at_least((uint64_t)(steady_ratio * (double)budget), cost->activation_bytes + part);
-    return at_most(used, cost->model_bytes + cost->activation_bytes);
+    cost->chunk_bytes = model->chunk_bytes ? at_most(model->chunk_bytes, most) : most;
+    paging_result paging = reckon_paging(model, cluster, choice, cost);
+    if (!paging.fits)
+        return at_least(all, budget + 1);
+    cost->sent[PLAN_WAY_DISK] = paging.moved_bytes * ranks;
+    cost->bytes[PLAN_TIER_DISK] = paging.moved_bytes ? cost->model_bytes : 0; /* files back all chunks */
+    cost->seconds[PLAN_TERM_DISK] =
+        paging.wait_seconds + (double)cost->sent[PLAN_WAY_DISK] * cluster->paging / parallel;
+    return at_most((uint64_t)(steady_ratio * (double)budget), all);
 }
 
 static void reckon_core_memory(const plan_model *model, const plan_cluster *cluster,
                                const plan_choice *choice, bool engine, plan_cost *cost) {
     uint64_t activations = model->activation_bytes / choice->micro / cluster->nodes;
+    uint64_t ranks = plan_ranks_of_node(cluster, choice);
+    /* Ranks beyond the cores wait for their turns to add, with all gradients, when activations are gone. */
+    if (ranks > cluster->cores)
+        activations = at_least(activations, model->numel * ELEMENT * ranks);
     if (!engine) {
         reckon_plain_bytes(model, cluster, choice, activations, cost);
         return;
@@ -181,7 +201,7 @@ static void reckon_on_cores(const plan_model *model, const plan_cluster *cluster
     reckon_core_times(model, cluster, choice, engine, parallel * cluster->nodes, cost);
     uint64_t used = cost->model_bytes + cost->activation_bytes;
     if (choice->bounded && cluster->host_bytes)
-        used = reckon_node_budget(model, cluster, parallel, cost);
+        used = reckon_node_budget(model, cluster, choice, parallel, cost);
     cost->bytes[PLAN_TIER_HOST] = used + cost->process_bytes;
 }
 

@@ -54,14 +54,16 @@ typedef struct search {
     bool failed;
 } search;
 
-static void try_choice(search *s, const plan_choice *choice, plan *best, bool *found) {
+/* Whether it fits. */
+static bool try_choice(search *s, const plan_choice *choice, plan *best, bool *found) {
     plan tried = {.choice = *choice};
     if (plan_cost_of(s->model, s->cluster, choice, &tried.cost) != CASTOR_OK)
-        return;
+        return false;
     s->out->tried++;
     if (!*found || compare(&tried, best) < 0)
         *best = tried;
     *found = true;
+    return tried.cost.fits;
 }
 
 /* The sequences of a step that each replica has; 0: not known. */
@@ -79,7 +81,7 @@ static void add_division(search *s, plan_choice choice) {
         return;
     uint32_t most = stages ? PIPELINE_MOST * choice.pp : counted ? ACCUMULATE_MOST : 1;
     int zero_most = choice.plugin == PLAN_HYBRID && choice.dp > 1 ? plan_plugins[PLAN_HYBRID].shards : 0;
-    bool engine = plan_plugins[choice.plugin].engine;
+    bool engine = plan_plugins[choice.plugin].engine, fits = false;
     for (choice.micro = 1; choice.micro <= most; choice.micro *= 2) {
         if (counted && sequences % choice.micro)
             break;
@@ -89,7 +91,9 @@ static void add_division(search *s, plan_choice choice) {
             for (int way = 0; way < (engine ? s->cluster->devices ? 4 : 2 : 1); way++) {
                 choice.bounded = way & 1;
                 choice.offload = way & 2;
-                try_choice(s, &choice, &best, &found);
+                if (choice.bounded && fits) /* without a budget it does, and moves nothing */
+                    continue;
+                fits = try_choice(s, &choice, &best, &found);
             }
     }
     if (!found)

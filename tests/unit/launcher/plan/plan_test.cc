@@ -4,6 +4,7 @@
 
 extern "C" {
 #include "launcher/plan/plan.h"
+#include "launcher/plan/replay.h"
 }
 
 namespace {
@@ -21,6 +22,7 @@ plan_cluster machine(uint32_t nodes, uint32_t devices) {
     cluster.core_flops = 1e9;
     cluster.device_stream = 28e9;
     cluster.core_stream = 12e9;
+    cluster.paging = 1e-9;
     return cluster;
 }
 
@@ -170,12 +172,50 @@ TEST(PlanCost, ABudgetMovesWhatItHasNoRoomFor) {
     plan_cost cost = cost_of(model, cluster, made);
     EXPECT_EQ(cost.budget_bytes, 320 * MIB);
     EXPECT_TRUE(cost.fits);
-    /* 0.9 of 320, less the activations, stay: 288 - 64 = 224 of 512. */
-    EXPECT_EQ(cost.sent[PLAN_WAY_DISK], 2 * 288 * MIB);
+    EXPECT_EQ(cost.bytes[PLAN_TIER_HOST], (200 + 288) * MIB); /* 0.9 of the budget is used */
+    /* 288 - 64 = 224 of 512 stay. The rest comes at least once; three uses of it, each with a way back, are the most. */
+    EXPECT_GE(cost.sent[PLAN_WAY_DISK], 288 * MIB);
+    EXPECT_LE(cost.sent[PLAN_WAY_DISK], 6 * 512 * MIB);
+    EXPECT_EQ(cost.bytes[PLAN_TIER_DISK], 512 * MIB);
+    EXPECT_GT(cost.seconds[PLAN_TERM_DISK], 0);
+    cluster.host_bytes = (200 + 40) * MIB; /* less than the activations */
+    EXPECT_FALSE(cost_of(model, cluster, made).fits);
+    cluster.host_bytes = (200 + 320) * MIB;
     made.bounded = false;
     cost = cost_of(model, cluster, made);
     EXPECT_FALSE(cost.fits);
     EXPECT_EQ(cost.short_of, PLAN_TIER_HOST);
+}
+
+/* Two chunks of 10 MiB, used in turns for a second each, on a disk of 10 MiB a second. */
+replay_result ping_pong(uint64_t budget, bool write, uint32_t steps) {
+    uint64_t bytes[] = {10 * MIB, 10 * MIB};
+    chunk_kind kinds[] = {CHUNK_PARAM, CHUNK_PARAM};
+    moment moments[2] = {};
+    moments[1].begin_ns = 1000000000;
+    moments[1].first_use = 1;
+    moments[1].identity = 1;
+    replay_use uses[] = {{0, write}, {1, write}};
+    replay_step step = {bytes, kinds, moments, uses, 2, 2, 2, 2000000000};
+    replay_machine machine = {budget, 10 * MIB, 10 * MIB, true};
+    replay_result result = {};
+    EXPECT_EQ(replay_run(&step, &machine, steps, &result), CASTOR_OK);
+    return result;
+}
+
+TEST(PlanReplay, CountsMovesAndWaits) {
+    replay_result roomy = ping_pong(100 * MIB, true, 3);
+    EXPECT_EQ(roomy.after.moved_bytes[1][0], roomy.before.moved_bytes[1][0]);
+    EXPECT_EQ(roomy.after.stall_ns, roomy.before.stall_ns);
+    /* Room for one: each access waits until the other one is written, a second, and its own is read. */
+    replay_result tight = ping_pong(16 * MIB, true, 3);
+    EXPECT_EQ(tight.after.moved_bytes[1][0] - tight.before.moved_bytes[1][0], 3 * 20 * MIB);
+    EXPECT_EQ(tight.after.moved_bytes[0][1] - tight.before.moved_bytes[0][1], 3 * 20 * MIB);
+    EXPECT_NEAR((double)(tight.after.stall_ns - tight.before.stall_ns), 3 * 4e9, 1e6);
+    /* What nobody has written to leaves without a copy. */
+    replay_result clean = ping_pong(16 * MIB, false, 3);
+    EXPECT_EQ(clean.after.moved_bytes[1][0] - clean.before.moved_bytes[1][0], 3 * 20 * MIB);
+    EXPECT_NEAR((double)(clean.after.stall_ns - clean.before.stall_ns), 3 * 2e9, 1e6);
 }
 
 TEST(PlanCost, StatesLeaveADeviceFirst) {
