@@ -7,8 +7,8 @@ In each round each way to train runs once, one after another: ranks, plugins, a 
 run under gemini of the round whose steps took the median time, and from nothing else. Figures are medians of rounds.
 
 Where other programs take the cores, a step's time says how many they were, and ranks beyond the cores get more of them. So each
-rank also counts the processor seconds of its steps, and these on the cores that the ranks have are compared with the planned time, both in units of the
-recorded way's.
+rank also counts the processor seconds of its steps, and these on the cores that the ranks have are compared with the planned time, as if the recorded step
+had taken its processor seconds.
 """
 
 import json
@@ -107,15 +107,24 @@ def compare(model, ways, samples, plans):
     def median(way, key):
         return statistics.median(sample[key] for sample in samples[name_of(way)])
 
-    unit = median(RECORDED, "core_seconds") / plans[name_of(RECORDED)]["step_seconds"]
+    def parts(way):
+        """The parts of a planned step that come from the recorded one's times, and the others."""
+        row = plans[name_of(way)]
+        work = row["seconds"]["compute"] + row["seconds"]["optimizer"]
+        return work, row["step_seconds"] - work
+
+    work, others = parts(RECORDED)
+    unit = (median(RECORDED, "core_seconds") - others) / work
     for way in ways:
         seen, row = samples[name_of(way)], plans[name_of(way)]
         step, held, cores = median(way, "step_seconds"), median(way, "held_bytes"), median(way, "core_seconds")
         planned = row["bytes"]["host"] - row["process_bytes"]
+        planned_cores = parts(way)[0] * unit + parts(way)[1]
         rows.append({"model": model, "way": name_of(way), "command": row["command"],
                      "step_seconds": step, "planned_step_seconds": row["step_seconds"],
                      "step_off": off(row["step_seconds"], step), "core_seconds": cores,
-                     "cores_off": off(row["step_seconds"] * unit, cores), "held_bytes": held, "planned_bytes": planned, "memory_off": off(planned, held),
+                     "planned_core_seconds": round(planned_cores, 4), "cores_off": off(planned_cores, cores),
+                     "held_bytes": held, "planned_bytes": planned, "memory_off": off(planned, held),
                      "samples": seen})
         print(f"{model:4}{name_of(way):26} step {step:.3f}, planned {row['step_seconds']:.3f} ({rows[-1]['step_off']:+.0%}); processor {cores:.3f} "
               f"({rows[-1]['cores_off']:+.0%}); memory {held / 2**20:.1f}, planned {planned / 2**20:.1f} MiB ({rows[-1]['memory_off']:+.1%})", flush=True)

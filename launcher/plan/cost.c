@@ -146,8 +146,9 @@ static uint64_t reckon_node_budget(const plan_model *model, const plan_cluster *
         return at_least(all, budget + 1);
     cost->sent[PLAN_WAY_DISK] = paging.moved_bytes * ranks;
     cost->bytes[PLAN_TIER_DISK] = paging.moved_bytes ? cost->model_bytes : 0; /* files back all chunks */
-    cost->seconds[PLAN_TERM_DISK] =
-        paging.wait_seconds + (double)cost->sent[PLAN_WAY_DISK] * cluster->paging / parallel;
+    cost->seconds[PLAN_TERM_DISK] = paging.wait_seconds + (double)cost->sent[PLAN_WAY_DISK] /
+                                                              (double)cost->chunk_bytes * cluster->paging /
+                                                              parallel;
     return at_most((uint64_t)(steady_ratio * (double)budget), all);
 }
 
@@ -228,7 +229,8 @@ static uint32_t most_alive(uint32_t stages, uint32_t micro) {
     pipeline p = {PIPELINE_1F1B, (int32_t)stages, (int32_t)micro, 1};
     uint64_t count = 0;
     uint32_t alive = 0, most = 0;
-    if (stages == 1 || pipeline_operations(&p, 0, operations, 2 * PLAN_LAYERS_MAX, &count) != CASTOR_OK)
+    if (stages == 1 ||
+        pipeline_operations(&p, 0, operations, sizeof operations / sizeof *operations, &count) != CASTOR_OK)
         return 1;
     for (uint64_t i = 0; i < count; i++) {
         alive += operations[i].kind == PASS_FORWARD ? 1 : -1;

@@ -83,6 +83,12 @@ bool plan_model_parse(const char *text, plan_model *out, char *message, size_t s
         log_format(message, size, "--model: memory is out");
         return false;
     }
+    if (out->numel > PLAN_NUMEL_MAX) {
+        log_format(message, size, "--model %.60s: more parameters than 2^46, which no machine here holds",
+                   text);
+        plan_model_free(out);
+        return false;
+    }
     return true;
 }
 
@@ -90,6 +96,8 @@ bool plan_model_parse(const char *text, plan_model *out, char *message, size_t s
  * values (3), what attention gives (1), the inner layer before and after its function (8). Of the logits: the logarithm of their softmax, and the
  * logits or their gradient. */
 enum { LAYER_KEPT = 16, LOGITS_KEPT = 2 };
+
+static const double BYTES_MOST = 1e18; /* so that sums stay within 64 bits */
 
 /* The size that the store would choose without a budget. The search takes a second for a thousand tensors. */
 enum { SEARCHED_MOST = 512 };
@@ -102,20 +110,25 @@ static uint64_t find_chunk_bytes(const plan_model *m) {
     return table.chunk_bytes;
 }
 
-void plan_model_settle(plan_model *m, const plan_cluster *cluster, uint64_t tokens) {
+bool plan_model_settle(plan_model *m, const plan_cluster *cluster, uint64_t tokens) {
+    double h = (double)m->hidden, layer = 24 * h * h + 4 * h * (double)m->context,
+           head = 2 * h * (double)m->vocabulary;
+    /* A backward pass is two forward ones. */
+    double operations = 3 * ((double)m->layers * layer + head) * (double)tokens;
+    double kept =
+        (double)tokens * ELEMENT * (LAYER_KEPT * (double)m->layers * h + LOGITS_KEPT * (double)m->vocabulary);
     m->tokens = tokens;
     if (cluster->devices == 0)
         m->chunk_bytes = find_chunk_bytes(m);
     if (m->recorded)
-        return;
-    double h = (double)m->hidden, layer = 24 * h * h + 4 * h * (double)m->context,
-           head = 2 * h * (double)m->vocabulary;
-    double operations =
-        3 * ((double)m->layers * layer + head) * (double)tokens; /* a backward pass is two forward ones */
+        return true;
     m->compute_seconds = operations / (cluster->devices ? cluster->device_flops : cluster->core_flops);
+    m->process_bytes = (uint64_t)cluster->process;
+    if (kept > BYTES_MOST)
+        return false;
     m->logits_bytes = tokens * ELEMENT * LOGITS_KEPT * m->vocabulary;
     m->activation_bytes = m->logits_bytes + tokens * ELEMENT * LAYER_KEPT * m->layers * m->hidden;
-    m->process_bytes = (uint64_t)cluster->process;
+    return true;
 }
 
 void plan_model_free(plan_model *model) {
@@ -245,6 +258,9 @@ static bool take_run(const report *run, const char *directory, const plan_cluste
                                  "--plugin gemini -- COMMAND");
     if (steps < 2 || step <= 0)
         return refuse(directory, "a rank of this run made fewer than two steps; let the run make three");
+    if (strcmp(run->plugin, "none") == 0)
+        return refuse(directory, "this run had no plugin, so nobody counted the blocks of its tensors; "
+                                 "record one with --plugin gemini");
     if (run->chunks.moves > 0)
         return refuse(
             directory,
@@ -256,7 +272,7 @@ static bool take_run(const report *run, const char *directory, const plan_cluste
     bool shared = m->numel > 0;
     if (!shared)
         m->numel = param / ELEMENT / ranks;
-    if (m->numel == 0)
+    if (m->numel == 0 || m->numel > PLAN_NUMEL_MAX)
         return refuse(directory, "the run does not say how large its parameters are; record it under a "
                                  "plugin: castor run --plugin gemini "
                                  "-- COMMAND");
@@ -276,9 +292,7 @@ bool plan_model_read(const char *directory, const plan_cluster *cluster, plan_mo
     static report run;
     *out = (plan_model){0};
     bool taken = report_read(&run, directory);
-    if (taken) {
-        taken = take_run(&run, directory, cluster, out);
-    }
+    taken = taken && take_run(&run, directory, cluster, out);
     report_free(&run);
     if (!taken)
         plan_model_free(out);

@@ -23,6 +23,7 @@
 int plan_main(int argc, char **argv); /* argv[0] is "plan" */
 
 enum { PLAN_NODES_MAX = 8192, PLAN_RANKS_MAX = 65536, PLAN_LAYERS_MAX = 4096, PLAN_COMMAND_MAX = 2048 };
+#define PLAN_NUMEL_MAX (1ull << 46)
 
 typedef struct plan_cluster {
     uint32_t nodes;
@@ -63,8 +64,8 @@ typedef struct plan_model {
 bool plan_model_parse(const char *text, plan_model *out, char *message, size_t size);
 /* From the log directory of a run that has made two steps. False: the reason was logged. */
 bool plan_model_read(const char *directory, const plan_cluster *cluster, plan_model *out);
-/* The tokens of a step, 0: not known. Of a model by arithmetic they decide activations and work. */
-void plan_model_settle(plan_model *model, const plan_cluster *cluster, uint64_t tokens);
+/* The tokens of a step, 0: not known. Of a model by arithmetic they decide activations and work. False: these have no room in 64 bits. */
+bool plan_model_settle(plan_model *model, const plan_cluster *cluster, uint64_t tokens);
 void plan_model_free(plan_model *model);
 
 /* ---- cost.c ---- */

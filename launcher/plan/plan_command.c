@@ -199,8 +199,10 @@ static int take_model(request *r, plan_model *model) {
             status =
                 plan_model_read(directory, &r->cluster, model) && check_recorded(model, r) ? 0 : STATUS_USAGE;
     }
-    if (status == 0)
-        plan_model_settle(model, &r->cluster, r->batch);
+    if (status == 0 && !plan_model_settle(model, &r->cluster, r->batch)) {
+        LOG_E("plan: --batch %llu: too many tokens for this model", (unsigned long long)r->batch);
+        status = STATUS_USAGE;
+    }
     return status;
 }
 

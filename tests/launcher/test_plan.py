@@ -37,7 +37,7 @@ class Plan(CommandTest):
                 ([*GPT2, "--host", "12Q"], ["--host 12Q", "40G"]),
                 ([*GPT2, "--speed", "fast"], ["--speed fast", "200T"]), ([*GPT2, "--format", "html"], ["--format html", "text, json"]),
                 ([*GPT2, "--nodes", "8192", "--devices", "64"], ["65536 devices"]), (["--model", "2x8x2x64", "--batch", "100"], ["fewer tokens", "1024"]),
-                ([*GPT2, "--"], ["a command is missing"]),
+                (["--model", "96x12288x96x50257", "--batch", "100000T"], ["too many tokens"]), ([*GPT2, "--"], ["a command is missing"]),
                 (["one", "two"], ["one log directory", "two"]), ([*GPT2, "--modle", "x"], ["did you mean --model?"])):
             with self.subTest(arguments):
                 self.refused(*arguments, parts=parts)
@@ -53,6 +53,22 @@ class Plan(CommandTest):
         code, out, err = self.castor("plan", "--", sys.executable, "-c", "print(1)")
         self.assertEqual((code, out), (2, ""), err)
         self.assertTrue(err[-1].startswith("castor: "), err)
+
+    def test_a_command_is_ended_when_it_has_made_its_steps(self):
+        """Its steps have no times here, so nothing is planned; tests/live has a real one."""
+        command = self.python(f"""
+import os, sys, time
+sys.path[:0] = [{os.path.dirname(os.path.abspath(__file__))!r}, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r}]
+from fake_job import Process
+job = Process(os.environ["CASTOR_LOG_DIR"], 0)
+job.steps(8)
+job.write()
+print("not in the plan", flush=True)
+time.sleep(600)
+""")
+        code, out, err = self.castor("plan", "--", *command)
+        self.assertEqual((code, out), (2, ""), err)
+        self.assertRegex("\n".join(err), r"recorded in castor-logs/plan-\d{8}-\d{6}\n.*fewer than two steps")
 
     def test_plans_are_in_order_and_all_but_the_first_say_why_not(self):
         for machine in ([], ["--devices", "8", "--memory", "40G"], ["--devices", "2", "--memory", "4G", "--host", "64G"], ["--nodes", "4", "--cores", "16"],

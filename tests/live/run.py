@@ -263,6 +263,30 @@ class LiveTest(unittest.TestCase):
         report = subprocess.run([CASTOR, "report", "log", "--format", "json"], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
         self.assertEqual([rank["rank"] for rank in json.loads(report.stdout)["ranks"]], [1])
 
+    def test_a_script_is_planned_from_its_own_steps(self):
+        """It is ended after some of them, and the run that its plan names can be made from it."""
+        script = os.path.join(self.folder, "train.py")
+        with open(script, "w") as file:
+            file.write("import torch\nmodel = torch.nn.Sequential(*(torch.nn.Linear(256, 256, bias=False) for _ in range(4)))\n"
+                       "optimizer = torch.optim.Adam(model.parameters())\n"
+                       "for _ in range(10**9):\n    model(torch.randn(2048, 256)).square().mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+                       "    print('stepped', flush=True)\n")
+        command = [CASTOR, "plan", "--batch", "2K", "--threads", "1", "--cores", "2", "--format", "json", "--", sys.executable, script]
+        job = subprocess.run(command, env=runner.environment(), cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(job.returncode, 0, job.stderr)
+        made = json.loads(job.stdout)
+        model, alone = made["model"], next(plan for plan in made["plans"] if plan["dp"] == 1)
+        self.assertEqual((model["parameters"], model["recorded_ranks"]), (4 * 256 * 256, 1))
+        self.assertAlmostEqual(alone["step_seconds"], model["recorded_step_seconds"], delta=1e-6)
+        self.assertAlmostEqual(alone["tokens_per_second"], 2048 / alone["step_seconds"], delta=1)
+        # Of each of the four layers its input, and the output's square: 2 MiB each.
+        self.assertTrue(8 << 20 <= model["activation_bytes"] <= 16 << 20, model)
+        self.assertEqual({plan["command"].partition(" -- ")[2] for plan in made["plans"]}, {f"{sys.executable} {script}"})
+        self.assertEqual({plan["plugin"] for plan in made["plans"] if plan["dp"] == 2}, {"ddp", "zero1", "zero2", "gemini", "fsdp"})
+        again = subprocess.run([*command[:-3], os.path.join("castor-logs", os.listdir(os.path.join(self.folder, "castor-logs"))[0])],
+                               cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(json.loads(again.stdout)["plans"], made["plans"])
+
     def doctor(self, *python, status=0, **environment):
         done = subprocess.run(
             [CASTOR, "doctor", "--format", "json", "--", sys.executable, *python], env=dict(runner.environment(), **environment),
