@@ -40,7 +40,7 @@ static void print_cell(FILE *out, const char *text, int width, bool left, bool l
     fputs(last ? "\n" : "  ", out);
 }
 
-static void text_table_drop(text_table *table) {
+void text_table_drop(text_table *table) {
     for (size_t i = 0; i < table->cell_count; i++)
         free(table->cells[i]);
     free(table->cells);

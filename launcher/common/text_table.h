@@ -22,6 +22,7 @@ typedef struct text_table {
 __attribute__((format(printf, 2, 3))) void text_table_add(text_table *table, const char *format, ...);
 /* Prints and empties the table. False when memory ran out on the way. */
 bool text_table_print(text_table *table, FILE *out, int indent);
+void text_table_drop(text_table *table); /* empties it */
 
 /* A line of `columns` blocks (UTF-8), each as high as the highest of its part of the values. `out` takes 3 bytes for each
  * column, and one. */

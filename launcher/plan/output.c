@@ -4,6 +4,7 @@
 #include <string.h>
 #include "launcher/common/json.h"
 #include "launcher/common/text_table.h"
+#include "launcher/report/report.h"
 
 /* ---- the command line ---- */
 
@@ -103,58 +104,126 @@ static void write_row(text_table *table, const plan_model *model, const plan_clu
     text_table_add(table, "%s", p->reason);
 }
 
-static void write_head(const plan_model *model, const plan_cluster *cluster, FILE *out) {
-    char figure[TEXT_FIGURE_MAX], other[TEXT_FIGURE_MAX];
-    fprintf(out, "Castor plan: %s parameters, %s of model data", text_count(figure, model->numel),
-            text_bytes(other, model->numel * 16));
-    if (model->tokens)
-        fprintf(out, ", %s tokens a step", text_count(figure, model->tokens));
-    fprintf(out, "\n\n  machine  %u node%s", cluster->nodes, cluster->nodes == 1 ? "" : "s");
-    if (cluster->devices)
-        fprintf(out, ", %u device%s each%s%s", cluster->devices, cluster->devices == 1 ? "" : "s",
-                cluster->device_bytes ? " of " : "",
-                cluster->device_bytes ? text_bytes(figure, cluster->device_bytes) : "");
-    else
-        fprintf(out, ", %u core%s each", cluster->cores, cluster->cores == 1 ? "" : "s");
-    if (cluster->host_bytes)
-        fprintf(out, ", %s of memory each", text_bytes(figure, cluster->host_bytes));
-    if (model->recorded)
-        fprintf(out, "\n  from     a recorded step of %s on %u rank%s\n",
-                text_seconds(figure, model->step_seconds), model->ranks, model->ranks == 1 ? "" : "s");
-    else
-        fprintf(out, "\n  from     arithmetic: speeds are assumed (docs/plan.md); a recorded step gives "
-                     "measured ones\n");
-}
-
-void plan_write_text(const plan_model *model, const plan_cluster *cluster, const plans *plans, FILE *out) {
-    char command[PLAN_COMMAND_MAX + 256];
-    write_head(model, cluster, out);
-    if (plans->count == 0) {
-        fprintf(out, "\nNo way to train divides this batch over these ranks; a larger --batch may.\n");
-        return;
-    }
-    const plan *first = plans_best(plans);
-    if (first != NULL) {
-        plan_command_line(model, cluster, first, command, sizeof command);
-        fprintf(out, "  best     %s\n", command);
-    } else {
-        fprintf(out, "  best     nothing that castor runs fits\n");
-    }
-    fprintf(out, "\nPlans (bytes of a device and of a node; of each device's link and other sends, and of "
-                 "each node's disk and network, in a step)\n");
-    text_table table = {.left = 1u | 1u << 11};
+/* The rows of the first `most` plans. */
+static text_table make_table(const plan_model *model, const plan_cluster *cluster, const plans *plans,
+                             size_t most) {
     static const char *const on_devices[] = {"plugin",   "tp x pp x dp", "micro",  "step",
                                              "tokens/s", "device",       "host",   "link",
                                              "sent",     "network",      "budget", "why not"};
     static const char *const on_cores[] = {"plugin",   "tp x pp x dp", "micro",  "step",
                                            "tokens/s", "memory",       "disk",   "moved",
                                            "chunk",    "network",      "budget", "why not"};
+    text_table table = {.left = 1u | 1u << (TEXT_TABLE_COLUMNS - 1)};
     memcpy(table.headings, cluster->devices ? on_devices : on_cores, sizeof on_cores);
-    for (size_t i = 0; i < plans->count && i < ROWS_SHOWN; i++)
+    for (size_t i = 0; i < plans->count && i < most; i++)
         write_row(&table, model, cluster, &plans->rows[i]);
+    return table;
+}
+
+/* What is planned, for which machine, and from what; the best one's command, or why there is none. */
+typedef struct head {
+    char model[200], machine[200], source[200], best[PLAN_COMMAND_MAX + 256];
+} head;
+
+static void make_head(const plan_model *model, const plan_cluster *cluster, const plans *plans, head *h) {
+    char figure[TEXT_FIGURE_MAX], other[TEXT_FIGURE_MAX];
+    line l = {h->model, sizeof h->model, 0};
+    add(&l, "%s parameters, %s of model data", text_count(figure, model->numel),
+        text_bytes(other, model->numel * 16));
+    if (model->tokens)
+        add(&l, ", %s tokens a step", text_count(figure, model->tokens));
+    l = (line){h->machine, sizeof h->machine, 0};
+    add(&l, "%u node%s", cluster->nodes, cluster->nodes == 1 ? "" : "s");
+    if (cluster->devices)
+        add(&l, ", %u device%s each%s%s", cluster->devices, cluster->devices == 1 ? "" : "s",
+            cluster->device_bytes ? " of " : "",
+            cluster->device_bytes ? text_bytes(figure, cluster->device_bytes) : "");
+    else
+        add(&l, ", %u core%s each", cluster->cores, cluster->cores == 1 ? "" : "s");
+    if (cluster->host_bytes)
+        add(&l, ", %s of memory each", text_bytes(figure, cluster->host_bytes));
+    l = (line){h->source, sizeof h->source, 0};
+    if (model->recorded)
+        add(&l, "a recorded step of %s on %u rank%s", text_seconds(figure, model->step_seconds), model->ranks,
+            model->ranks == 1 ? "" : "s");
+    else
+        add(&l, "arithmetic: speeds are assumed (docs/plan.md); a recorded step gives measured ones");
+    const plan *best = plans_best(plans);
+    if (best != NULL)
+        plan_command_line(model, cluster, best, h->best, sizeof h->best);
+    else
+        snprintf(h->best, sizeof h->best, "%s",
+                 plans->count ? "nothing that castor runs fits"
+                              : "no way to train divides this batch over these ranks; a larger --batch may");
+}
+
+static const char legend[] = "bytes of a device and of a node; of each device's link and other sends, and of "
+                             "each node's disk and network, in a step";
+
+void plan_write_text(const plan_model *model, const plan_cluster *cluster, const plans *plans, FILE *out) {
+    head h;
+    make_head(model, cluster, plans, &h);
+    fprintf(out, "Castor plan: %s\n\n  machine  %s\n  from     %s\n  best     %s\n", h.model, h.machine,
+            h.source, h.best);
+    if (plans->count == 0)
+        return;
+    fprintf(out, "\nPlans (%s)\n", legend);
+    text_table table = make_table(model, cluster, plans, ROWS_SHOWN);
     text_table_print(&table, out, 2);
     if (plans->count > ROWS_SHOWN)
         fprintf(out, "  and %zu more (--format json shows all)\n", plans->count - ROWS_SHOWN);
+}
+
+/* ---- a page: the report's style, and nothing that runs ---- */
+
+static void write_element(const char *tag, const char *attributes, const char *text, FILE *out) {
+    fprintf(out, "<%s%s>", tag, attributes);
+    report_write_escaped(text, out);
+    fprintf(out, "</%s>", tag);
+}
+
+static void write_rows(const plan_model *model, const plan_cluster *cluster, const plans *plans, FILE *out) {
+    char command[PLAN_COMMAND_MAX + 256];
+    text_table table = make_table(model, cluster, plans, plans->count);
+    fputs("<div class=\"table\"><table><thead><tr>", out);
+    for (int column = 0; column < TEXT_TABLE_COLUMNS; column++)
+        write_element("th", "", table.headings[column], out);
+    fputs("<th>command</th></tr></thead>\n<tbody>\n", out);
+    for (size_t row = 0; !table.failed && row < plans->count; row++) {
+        fputs("<tr>", out);
+        for (int column = 0; column < TEXT_TABLE_COLUMNS; column++)
+            write_element("td", "", table.cells[row * TEXT_TABLE_COLUMNS + (size_t)column], out);
+        plan_command_line(model, cluster, &plans->rows[row], command, sizeof command);
+        write_element("td", " class=\"mono\"", command, out);
+        fputs("</tr>\n", out);
+    }
+    fputs("</tbody></table></div>\n", out);
+    text_table_drop(&table);
+}
+
+void plan_write_html(const plan_model *model, const plan_cluster *cluster, const plans *plans, FILE *out) {
+    head h;
+    make_head(model, cluster, plans, &h);
+    fputs("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+          "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+          "'unsafe-inline'\">\n"
+          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>castor "
+          "plan</title>\n<style>\n",
+          out);
+    fputs(report_page_style, out);
+    fputs("</style>\n</head>\n<body>\n<main id=\"page\">\n<div class=\"eyebrow\"><span>Castor "
+          "plan</span></div>\n",
+          out);
+    write_element("h1", "", h.model, out);
+    write_element("code", " class=\"command\"", h.best, out);
+    fputs("\n<dl class=\"about\"><dt>machine</dt>", out);
+    write_element("dd", "", h.machine, out);
+    fputs("<dt>from</dt>", out);
+    write_element("dd", "", h.source, out);
+    fputs("</dl>\n<h2>Plans</h2>\n", out);
+    write_element("p", "", legend, out);
+    write_rows(model, cluster, plans, out);
+    fputs("</main>\n</body>\n</html>\n", out);
 }
 
 /* ---- JSON ---- */

@@ -156,6 +156,7 @@ const char *plan_ranks_place(const char *command);
 void plan_command_line(const plan_model *model, const plan_cluster *cluster, const plan *plan, char *out,
                        size_t size);
 void plan_write_text(const plan_model *model, const plan_cluster *cluster, const plans *plans, FILE *out);
+void plan_write_html(const plan_model *model, const plan_cluster *cluster, const plans *plans, FILE *out);
 void plan_write_json(const plan_model *model, const plan_cluster *cluster, const plans *plans, FILE *out);
 
 /* ---- record.c ---- */

@@ -15,7 +15,7 @@ typedef struct request {
     const char *model, *directory;
     char *const *command;
     uint64_t batch;
-    bool json;
+    void (*write)(const plan_model *model, const plan_cluster *cluster, const plans *plans, FILE *out);
 } request;
 
 static plan_cluster assumed_cluster(void) {
@@ -100,7 +100,9 @@ static bool take_option(int id, const char *value, request *r) {
     case ARGUMENT_plan_speed:
         return take_speed(value, c);
     case ARGUMENT_plan_format:
-        r->json = strcmp(value, "json") == 0;
+        r->write = strcmp(value, "json") == 0   ? plan_write_json
+                   : strcmp(value, "html") == 0 ? plan_write_html
+                                                : plan_write_text;
         return true;
     }
     return false;
@@ -131,7 +133,7 @@ static int check_request(request *r) {
 }
 
 static int parse_arguments(int argc, char **argv, request *r) {
-    *r = (request){.cluster = assumed_cluster()};
+    *r = (request){.cluster = assumed_cluster(), .write = plan_write_text};
     command_line line = {SUBCOMMAND_plan, argc, argv, 1, NULL};
     for (;;) {
         int id = command_line_next(&line);
@@ -218,7 +220,7 @@ int plan_main(int argc, char **argv) {
         LOG_E("plan: memory is out");
         status = STATUS_USAGE;
     } else if (status == 0) {
-        (r.json ? plan_write_json : plan_write_text)(&model, &r.cluster, &found, stdout);
+        r.write(&model, &r.cluster, &found, stdout);
         status = plans_best(&found) != NULL ? STATUS_MADE : STATUS_NOTHING_FITS;
         plans_free(&found);
         if (fflush(stdout) != 0) {

@@ -222,6 +222,9 @@ void report_write_html(const report *report, FILE *out);
 void report_write_prometheus(const report *report, FILE *out);
 /* FOLDER/JOB/rankN: a run of TensorBoard for each rank. False with errno. */
 bool report_write_tensorboard(const report *report, const char *folder);
+/* What pages share: the style, and texts without characters that HTML has a meaning for. */
+extern const char report_page_style[] __attribute__((visibility("hidden")));
+void report_write_escaped(const char *text, FILE *out);
 /* The readable part of a mangled C++ name: `_ZN4c10d16ProcessGroupGloo9allreduceE...` is
  * c10d::ProcessGroupGloo::allreduce. Any other name stays as it is. */
 void report_shorten_symbol(char *out, size_t out_size, const char *symbol);

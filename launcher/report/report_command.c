@@ -24,13 +24,14 @@
 #define POINTS_MAX       400
 
 #define EMBED(symbol, path)                                                                                  \
-    __asm__(".pushsection .rodata\n" #symbol ":\n.incbin \"" path "\"\n.byte 0\n.popsection\n");             \
+    __asm__(".pushsection .rodata\n.globl " #symbol "\n" #symbol ":\n.incbin \"" path                        \
+            "\"\n.byte 0\n.popsection\n");                                                                   \
     extern const char symbol[] __attribute__((visibility("hidden")))
 
 EMBED(report_page_style, "launcher/report/page/report.css");
 EMBED(report_page_script, "launcher/report/page/report.js");
 
-static void write_title(const char *text, FILE *out) {
+void report_write_escaped(const char *text, FILE *out) {
     for (; *text != '\0'; text++) {
         switch (*text) {
         case '<':
@@ -84,10 +85,10 @@ static void begin_page(FILE *out, const char *title, const char *other) {
           "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
           out);
-    write_title(title, out);
+    report_write_escaped(title, out);
     if (other != NULL) {
         fputs(" beside ", out);
-        write_title(other, out);
+        report_write_escaped(other, out);
     }
     fputs(" - castor report</title>\n<style>\n", out);
     fputs(report_page_style, out);

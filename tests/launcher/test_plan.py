@@ -1,4 +1,5 @@
 """castor plan: its command line and errors, its two formats, and the commands that it prints."""
+import html.parser
 import json
 import os
 import shlex
@@ -35,7 +36,7 @@ class Plan(CommandTest):
                 ([*GPT2, "--memory", "40G"], ["--memory", "--devices N"]), ([*GPT2, "--devices", "x"], ["--devices x", "0 to 1024"]),
                 ([*GPT2, "--nodes", "0"], ["--nodes 0", "from 1"]), ([*GPT2, "--nodes", "1.."], ["--nodes 1.."]),
                 ([*GPT2, "--host", "12Q"], ["--host 12Q", "40G"]),
-                ([*GPT2, "--speed", "fast"], ["--speed fast", "200T"]), ([*GPT2, "--format", "html"], ["--format html", "text, json"]),
+                ([*GPT2, "--speed", "fast"], ["--speed fast", "200T"]), ([*GPT2, "--format", "htm"], ["--format htm", "did you mean html?"]),
                 ([*GPT2, "--nodes", "8192", "--devices", "64"], ["65536 devices"]), (["--model", "2x8x2x64", "--batch", "100"], ["fewer tokens", "1024"]),
                 (["--model", "96x12288x96x50257", "--batch", "100000T"], ["too many tokens"]), ([*GPT2, "--"], ["a command is missing"]),
                 (["one", "two"], ["one log directory", "two"]), ([*GPT2, "--modle", "x"], ["did you mean --model?"])):
@@ -109,6 +110,26 @@ time.sleep(600)
         out = self.plan(*GPT2, "--devices", "8", "--memory", "2G", "--host", "1G", status=1)
         self.assertIn("nothing that castor runs fits", out)
         self.assertRegex(out, r"does not fit: a (device|node's memory) needs")
+
+    def test_the_page_is_whole_and_escaped(self):
+        page = self.plan(*GPT2, "--devices", "8", "--format", "html")
+        seen = []
+
+        class Parser(html.parser.HTMLParser):
+            def handle_starttag(self, tag, attributes):
+                if tag != "meta":
+                    seen.append(tag)
+
+            def handle_endtag(self, tag):
+                last = len(seen) - 1 - seen[::-1].index(tag)
+                if tag not in ("tr", "td", "th"):
+                    del seen[last:]
+
+        Parser().feed(page)
+        self.assertEqual(seen, [])
+        rows = len(self.json(*GPT2, "--devices", "8")["plans"])
+        self.assertEqual((page.count("<tr>"), page.count("<td>"), page.count("<script")), (rows + 1, 12 * rows, 0))
+        self.assertIn("default-src 'none'", page)
 
     def test_a_run_under_a_budget_is_refused(self):
         done = subprocess.run([MAKE_TRACE, self.path("run"), "--ranks", "2", "--budget"], stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
