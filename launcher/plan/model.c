@@ -93,8 +93,8 @@ bool plan_model_parse(const char *text, plan_model *out, char *message, size_t s
 }
 
 /* Elements that a layer keeps of a token for its backward pass: inputs of norms (2) and of products after them (2), queries, keys and
- * values (3), what attention gives (1), the inner layer before and after its function (8). Of the logits: the logarithm of their softmax, and the
- * logits or their gradient. */
+ * values (3), what attention gives (1), the inner layer before and after its function (8). Of the logits: the logarithm of their
+ * softmax, and the logits or their gradient. */
 enum { LAYER_KEPT = 16, LOGITS_KEPT = 2 };
 
 static const double BYTES_MOST = 1e18; /* so that sums stay within 64 bits */
@@ -228,8 +228,8 @@ static void take_times(const plan_cluster *cluster, uint64_t ranks, double step,
     m->compute_seconds -= sums < m->compute_seconds / 2 ? sums : m->compute_seconds / 2;
 }
 
-/* `held`: what ranks had at their peaks, of the model and beside it; `pss`: of all their memory. Where nothing is shared, gradients count
- * and do not exist yet when activations are at their peak (reckon_plain_bytes in cost.c). */
+/* `held`: what ranks had at their peaks, of the model and beside it; `pss`: of all their memory. Where nothing is shared, gradients
+ * count and do not exist yet when activations are at their peak (reckon_plain_bytes in cost.c). */
 static void take_memory(bool shared, uint64_t ranks, uint64_t held, uint64_t pss, plan_model *m) {
     uint64_t beside = m->numel * ELEMENT * (shared ? 4 : 3 * ranks);
     m->activation_bytes = held > beside ? held - beside : 0;

@@ -33,7 +33,8 @@ const char *plan_ranks_place(const char *command) {
     return NULL;
 }
 
-/* Ranks of a script of one process are castor's, on one node and under a plugin; else a launcher of PyTorch starts those of a DDP script. */
+/* Ranks of a script of one process are castor's, on one node and under a plugin; else a launcher of PyTorch starts those of a DDP
+ * script. */
 static void add_command(line *l, const plan_model *model, const plan_cluster *cluster, int plugin,
                         uint32_t ranks) {
     const char *command = model->command, *place = plan_ranks_place(command);

@@ -1,4 +1,5 @@
-/* What a budget makes a node move to disk and back in a step: the step's moments, made from what is known of the model, replayed. */
+/* What a budget makes a node move to disk and back in a step: its moments are made from what is known of the model, and
+ * replayed. */
 #ifndef CASTOR_LAUNCHER_PLAN_PAGING_H
 #define CASTOR_LAUNCHER_PLAN_PAGING_H
 

@@ -1,16 +1,16 @@
 /* `castor plan`: what each way to train a model on a machine needs and how long its step takes, before it runs.
  *
  * Vocabulary
- *   model     what is known of a training step: elements, activations, work. From LAYERSxHIDDENxHEADSxVOCAB by arithmetic, or from
- *             the log directory of a run (model.c)
+ *   model     what is known of a training step: elements, activations, work. By arithmetic from LAYERSxHIDDENxHEADSxVOCAB, or
+ *             from the log directory of a run (model.c)
  *   cluster   nodes, their devices or cores, memory, and how fast bytes go between them
  *   choice    one way to train: plugin, ranks and their division, micro-batches, budget, activations
  *   cost      of a choice: bytes of each tier, bytes sent, seconds of a step by parts (cost.c)
  *   plan      the best choice of a plugin and a division, with its cost; search.c puts plans in order
  *
- * What lies where follows docs/nodes.md and docs/device-ranks.md; the costs of collectives, the division into stages, the schedules
- * of pipelines and the size of chunks are those of the library (interpose/parallel, interpose/placement). Bytes are those of
- * float parameters and gradients and of two states. */
+ * What lies where follows docs/nodes.md and docs/device-ranks.md. The costs of collectives, the division into stages, the schedules
+ * of pipelines and the size of chunks are the library's (interpose/parallel, interpose/placement), and budgets are replayed through
+ * its chunk manager (paging.c, replay.c). Bytes are those of float parameters and gradients and of two states. */
 #ifndef CASTOR_LAUNCHER_PLAN_H
 #define CASTOR_LAUNCHER_PLAN_H
 
@@ -64,7 +64,8 @@ typedef struct plan_model {
 bool plan_model_parse(const char *text, plan_model *out, char *message, size_t size);
 /* From the log directory of a run that has made two steps. False: the reason was logged. */
 bool plan_model_read(const char *directory, const plan_cluster *cluster, plan_model *out);
-/* The tokens of a step, 0: not known. Of a model by arithmetic they decide activations and work. False: these have no room in 64 bits. */
+/* The tokens of a step, 0: not known. Of a model by arithmetic they decide activations and work. False: these have no room in 64
+ * bits. */
 bool plan_model_settle(plan_model *model, const plan_cluster *cluster, uint64_t tokens);
 void plan_model_free(plan_model *model);
 
@@ -100,17 +101,17 @@ typedef struct plan_choice {
     int plugin;
     uint32_t tp, pp, dp;
     uint32_t micro; /* micro-batches of a step: of a pipeline, else steps of the script (CASTOR_ACCUMULATE) */
-    int zero;       /* of hybrid: its stage; else the plugin's `shards` */
+    int zero;       /* of hybrid: the stage of ZeRO */
     bool bounded;   /* there is a budget; cost.budget_bytes */
     bool offload;   /* activations go to the host and come back */
 } plan_choice;
 
 typedef struct plan_cost {
     uint64_t bytes[PLAN_TIER_COUNT]; /* of a device; of a node's memory and disk */
-    uint64_t model_bytes, activation_bytes,
-        process_bytes; /* parts of a node's memory, without devices; of a device's, with them */
-    uint64_t sent
-        [PLAN_WAY_COUNT]; /* in a step: over a device's link to its host, to other devices of the node, by a node to others, to and from a node's disk */
+    /* Parts of a node's memory; where there are devices, of a device's. */
+    uint64_t model_bytes, activation_bytes, process_bytes;
+    /* In a step: over a device's link to its host, to other devices of its node, by a node to others, to and from a node's disk. */
+    uint64_t sent[PLAN_WAY_COUNT];
     uint64_t budget_bytes; /* of a node, or of a device; 0: none */
     uint64_t chunk_bytes;  /* of the node's store; 0: not known, or no store */
     double seconds[PLAN_TERM_COUNT], step_seconds;
@@ -161,8 +162,8 @@ void plan_write_json(const plan_model *model, const plan_cluster *cluster, const
 
 /* ---- record.c ---- */
 
-/* Runs the command under `castor run` until it has made some steps, then ends it. Its log directory comes to `directory`. An exit status
- * to end with; 0: it ran. */
+/* Runs the command under `castor run` until it has made some steps, then ends it. Its log directory comes to `directory`. An exit
+ * status to end with; 0: it ran. */
 int plan_record(char *const *command, char *directory, size_t size);
 
 #endif

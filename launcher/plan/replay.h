@@ -1,5 +1,5 @@
-/* Replays the moments of a training step (placement/moments.h) through the chunk manager, on a backend without memory: time goes on by
- * the recorded work and by waits for moves, which take as long as their bandwidth says. */
+/* Replays the moments of a training step (placement/moments.h) through the chunk manager, on a backend without memory: time goes on
+ * by the recorded work and by waits for moves, which take as long as their bandwidth says. */
 #ifndef CASTOR_LAUNCHER_PLAN_REPLAY_H
 #define CASTOR_LAUNCHER_PLAN_REPLAY_H
 
@@ -38,8 +38,8 @@ typedef struct replay_result {
 
 /* The end of the uses of a moment. */
 uint32_t replay_uses_end(const replay_step *step, uint32_t moment);
-/* `steps` steps; the warm ones, before them, do not count. All chunks are on the disk at first. CASTOR_ERR_MEMORY: the budget is too
- * small for the step, or memory is out. */
+/* `steps` steps; the warm ones, before them, do not count. All chunks are on the disk at first. CASTOR_ERR_MEMORY: the budget is
+ * too small for the step, or memory is out. */
 castor_status replay_run(const replay_step *step, const replay_machine *machine, uint32_t steps,
                          replay_result *out);
 
