@@ -177,8 +177,7 @@ FUZZ_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g $(WARN) -I. -Iinterpose -pthread 
 	-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_TARGETS := trace_fuzz report_fuzz options_fuzz
 FUZZ_LAUNCHER_O := $(patsubst %.c,$(B)/fuzz/obj/%.o,$(filter-out launcher/main.c,$(LAUNCHER_C)) \
-	$(wildcard interpose/base/*.c interpose/job/*.c interpose/parallel/*.c) interpose/arena/pages.c interpose/events/held.c \
-	$(wildcard interpose/placement/*.c) interpose/hooks/table/hook_table.c)
+	$(wildcard $(patsubst %,interpose/%/*.c,base job events parallel placement)) interpose/arena/pages.c interpose/hooks/table/hook_table.c)
 $(B)/fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(compiling)$(FUZZ_CC) $(FUZZ_CFLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@

@@ -3,7 +3,7 @@
 
     bench/plan/run.py [--rounds 3] [--models NAME,...] [-o FILE]
 
-In each round each way to train runs once, one after another: ranks, plugins, a budget of memory. The plan is made from the first two-rank
+In each round each way to train runs once, one after another: ranks, plugins, a budget of memory, two nodes. The plan is made from the first two-rank
 run under gemini of the round whose steps took the median time, and from nothing else. Figures are medians of rounds.
 
 Where other programs take the cores, a step's time says how many they were, and ranks beyond the cores get more of them. So each
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import typing
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
@@ -26,16 +27,26 @@ import jobs
 
 TRAIN = os.path.join(HERE, "train.py")
 MODELS = {"3M": ("6x192x6x4096x128", 8), "7M": ("8x256x4x4096x128", 8), "27M": ("8x512x8x4096x128", 4)}  # and rows of a batch
-RECORDED = ("gemini", 2, 0)
-# Plugin, ranks, and the part of the model data that a budget leaves in memory beside activations (0: there is none).
-WAYS = [RECORDED, ("gemini", 4, 0), ("zero2", 2, 0), ("none", 1, 0), ("none", 2, 0), ("gemini", 2, 0.5)]
+HOSTS = os.path.join(jobs.ROOT, "tests", "hosts.py")
+
+
+class Way(typing.NamedTuple):
+    plugin: str
+    ranks: int
+    share: float = 0  # of the model data that a budget leaves in memory beside activations; 0: there is none
+    nodes: int = 1  # network namespaces, each with its part of the cores
+
+    def __str__(self):
+        text = f"{self.plugin}, {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        return text + (f", {self.share:g} in memory" if self.share else "") + (f", {self.nodes} nodes" if self.nodes > 1 else "")
+
+
+RECORDED = Way("gemini", 2)
+WAYS = [RECORDED, Way("gemini", 4), Way("zero2", 2), Way("none", 1), Way("none", 2), Way("gemini", 2, share=0.5), Way("zero1", 2, nodes=2),
+        Way("gemini", 2, nodes=2)]
 STEADY_RATIO = 0.9  # of a budget, that is used (CASTOR_STEADY_CAP_RATIO)
 MEMORY, STEP, CHOICE = 0.05, 0.15, 0.05  # allowed differences
-
-
-def name_of(way):
-    plugin, ranks, share = way
-    return f"{plugin}, {ranks} rank{'s' if ranks > 1 else ''}" + (f", {share:g} in memory" if share else "")
+LIMITS = (("memory", "memory_off", MEMORY), ("step", "step_off", STEP), ("processor", "cores_off", STEP))
 
 
 def plan(log, *arguments):
@@ -47,54 +58,64 @@ def plan(log, *arguments):
 
 
 def row_of(made, way):
-    plugin, ranks, share = way
     for row in made["plans"]:
-        if (row["plugin"], row["dp"], bool(row["budget_bytes"])) == (plugin, ranks, bool(share)):
+        if (row["plugin"], row["dp"], bool(row["budget_bytes"])) == (way.plugin, way.ranks, bool(way.share)):
             return row
-    raise RuntimeError(f"the plan has no row for {name_of(way)}")
+    raise RuntimeError(f"the plan has no row for {way}")
 
 
 def plan_of(log, way):
     """The row of a way, planned from the recorded run."""
-    made = plan(log)
-    if not way[2]:
+    made = plan(log, "--nodes", str(way.nodes), "--cores", str(os.cpu_count() // way.nodes))
+    if not way.share:
         return row_of(made, way)
     row = row_of(made, RECORDED)
-    held = (row["model_bytes"] * way[2] + row["activation_bytes"]) / STEADY_RATIO
+    held = (row["model_bytes"] * way.share + row["activation_bytes"]) / STEADY_RATIO
     return row_of(plan(log, "--host", str(int(held + row["process_bytes"]))), way)
 
 
 def run(args, model, way, budget, folder):
-    """One run: its report, and the processor seconds of a step on the cores that its ranks can use."""
-    plugin, ranks, _ = way
+    """One run: the reports of its nodes, and the processor seconds of a step on the cores that its ranks can use."""
     shape, rows = MODELS[model]
-    log = os.path.join(folder, "log")
-    command = [jobs.CASTOR, "run", "--plugin", plugin, "--log-dir", log]
-    command += ["--set", f"CASTOR_MEMORY_BUDGET={budget}", "--"] if plugin != "none" else ["--"]
-    command += jobs.torchrun(args.python, ranks) if ranks > 1 else [args.python]
+    command = [jobs.CASTOR, "run", "--plugin", way.plugin, "--log-dir", os.path.join(folder, "log")]
+    command += ["--set", f"CASTOR_MEMORY_BUDGET={budget}", "--"] if way.plugin != "none" else ["--"]
+    if way.nodes > 1:
+        command[5] += "{host}"
+        command = [args.python, HOSTS, str(way.nodes), *command, args.python, "-m", "torch.distributed.run", "--nnodes", str(way.nodes), "--node-rank",
+                   "{host}", "--nproc-per-node", str(way.ranks // way.nodes), "--master-addr", "{address}", "--master-port", "29533"]
+    else:
+        command += jobs.torchrun(args.python, way.ranks) if way.ranks > 1 else [args.python]
     command += [TRAIN, "--model", shape, "--rows", str(rows), "--steps", str(args.steps), "--output", folder]
     job = jobs.Job(command, os.path.join(folder, "output.txt"), jobs.clean_environment())
     try:
         if not job.finished(args.timeout) or job.process.returncode:
-            raise RuntimeError(f"{model}, {name_of(way)}: {jobs.last_error_line(job.output())}")
+            raise RuntimeError(f"{model}, {way}: {jobs.last_error_line(job.output())}")
     finally:
         job.stop()
-    told = subprocess.run([jobs.CASTOR, "report", log, "--format", "json"], capture_output=True, text=True, check=True).stdout
-    used = []
-    for rank in range(ranks):
+    reports, used = [], []
+    for node in [""] if way.nodes == 1 else map(str, range(way.nodes)):
+        told = [jobs.CASTOR, "report", os.path.join(folder, "log" + node), "--format", "json"]
+        reports.append(json.loads(subprocess.run(told, capture_output=True, text=True, check=True).stdout))
+    for rank in range(way.ranks):
         with open(os.path.join(folder, f"rank{rank}")) as file:
             used.append(float(file.read()))
-    return json.loads(told), sum(used) / min(ranks, os.cpu_count())
+    return reports, sum(used) / min(way.ranks, os.cpu_count())
 
 
-def measured(report, core_seconds):
-    ranks = [rank for rank in report["ranks"] if rank["steps"]]
+def held_of(report):
     nodes = report["budgets"]["nodes"]
-    held = sum(rank["memory"]["peak"]["bytes"] for rank in ranks)
     if nodes and nodes[0]["budget_bytes"]:
-        held = nodes[0]["in_memory_peak_bytes"]
-    return {"core_seconds": round(core_seconds, 4), "step_seconds": statistics.median(rank["step_seconds"] for rank in ranks), "held_bytes": held,
-            "pss_bytes": sum(rank["pss_peak_bytes"] for rank in ranks), "load": round(os.getloadavg()[0], 1)}
+        return nodes[0]["in_memory_peak_bytes"]
+    return sum(rank["memory"]["peak"]["bytes"] for rank in report["ranks"] if rank["steps"])
+
+
+def measured(reports, core_seconds):
+    ranks = [rank for report in reports for rank in report["ranks"] if rank["steps"]]
+    seen = {"core_seconds": round(core_seconds, 4), "step_seconds": statistics.median(rank["step_seconds"] for rank in ranks),
+            "held_bytes": max(map(held_of, reports)), "pss_bytes": sum(rank["pss_peak_bytes"] for rank in ranks), "load": round(os.getloadavg()[0], 1)}
+    if len(reports) > 1:
+        seen["sent_bytes"] = max(report["model_data"]["sent_bytes"] for report in reports) // ranks[0]["steps"]
+    return seen
 
 
 def off(planned, seen):
@@ -105,35 +126,37 @@ def compare(model, ways, samples, plans):
     rows = []
 
     def median(way, key):
-        return statistics.median(sample[key] for sample in samples[name_of(way)])
+        return statistics.median(sample[key] for sample in samples[str(way)])
 
     def parts(way):
         """The parts of a planned step that come from the recorded one's times, and the others."""
-        row = plans[name_of(way)]
+        row = plans[str(way)]
         work = row["seconds"]["compute"] + row["seconds"]["optimizer"]
         return work, row["step_seconds"] - work
 
     work, others = parts(RECORDED)
     unit = (median(RECORDED, "core_seconds") - others) / work
     for way in ways:
-        seen, row = samples[name_of(way)], plans[name_of(way)]
+        seen, row = samples[str(way)], plans[str(way)]
         step, held, cores = median(way, "step_seconds"), median(way, "held_bytes"), median(way, "core_seconds")
         planned = row["bytes"]["host"] - row["process_bytes"]
         planned_cores = parts(way)[0] * unit + parts(way)[1]
-        rows.append({"model": model, "way": name_of(way), "command": row["command"],
+        rows.append({"model": model, "way": str(way),
                      "step_seconds": step, "planned_step_seconds": row["step_seconds"],
                      "step_off": off(row["step_seconds"], step), "core_seconds": cores,
                      "planned_core_seconds": round(planned_cores, 4), "cores_off": off(planned_cores, cores),
                      "held_bytes": held, "planned_bytes": planned, "memory_off": off(planned, held),
+                     **({"sent_bytes": median(way, "sent_bytes"), "planned_sent_bytes": row["sent_bytes"]["network"],
+                         "sent_off": off(row["sent_bytes"]["network"], median(way, "sent_bytes"))} if way.nodes > 1 else {}),
                      "samples": seen})
-        print(f"{model:4}{name_of(way):26} step {step:.3f}, planned {row['step_seconds']:.3f} ({rows[-1]['step_off']:+.0%}); processor {cores:.3f} "
+        print(f"{model:4}{way!s:32} step {step:.3f}, planned {row['step_seconds']:.3f} ({rows[-1]['step_off']:+.0%}); processor {cores:.3f} "
               f"({rows[-1]['cores_off']:+.0%}); memory {held / 2**20:.1f}, planned {planned / 2**20:.1f} MiB ({rows[-1]['memory_off']:+.1%})", flush=True)
     return rows
 
 
 def choice_of(ways, rows):
     """The fastest of the ways without a budget: the plan's first one, as it was measured, beside the best."""
-    free = [row for way, row in zip(ways, rows) if not way[2]]
+    free = [row for way, row in zip(ways, rows) if not way.share and way.nodes == 1]
     chosen = min(free, key=lambda row: row["planned_step_seconds"])
     best, fewest = (min(free, key=lambda row, key=key: row[key]) for key in ("step_seconds", "core_seconds"))
     return {"chosen": chosen["way"], "best": best["way"], "off": off(chosen["step_seconds"], best["step_seconds"]),
@@ -142,7 +165,7 @@ def choice_of(ways, rows):
 
 def sample(args, model, turn, way, budget):
     """What a run has shown; one that is in the folder is not made again."""
-    inside = os.path.join(args.folder, f"{model}-{turn}-{name_of(way)}")
+    inside = os.path.join(args.folder, f"{model}-{turn}-{way}")
     shown = os.path.join(inside, "shown.json")
     if not os.path.exists(shown):
         shutil.rmtree(inside, ignore_errors=True)
@@ -150,16 +173,16 @@ def sample(args, model, turn, way, budget):
         seen = measured(*run(args, model, way, budget, inside))
         with open(shown, "w") as file:
             json.dump(seen, file)
-        print(f"  round {turn + 1} {model} {name_of(way)}: {seen}", flush=True)
+        print(f"  round {turn + 1} {model} {way}: {seen}", flush=True)
     with open(shown) as file:
         return json.load(file), os.path.join(inside, "log")
 
 
 def take_round(args, model, turn, samples, recorded):
     for way in WAYS:
-        budget = plan_of(recorded[model][0][1], way)["budget_bytes"] if way[2] else 0
+        budget = plan_of(recorded[model][0][1], way)["budget_bytes"] if way.share else 0
         seen, log = sample(args, model, turn, way, budget)
-        samples[model][name_of(way)].append(seen)
+        samples[model][str(way)].append(seen)
         if way == RECORDED:
             recorded[model].append((seen["step_seconds"], log))
 
@@ -173,7 +196,7 @@ def main():
     jobs.prepare_driver()
     load = os.getloadavg()[0]
     models = args.models.split(",")
-    samples = {model: {name_of(way): [] for way in WAYS} for model in models}
+    samples = {model: {str(way): [] for way in WAYS} for model in models}
     recorded, rows, choices = {model: [] for model in models}, [], []
     with tempfile.TemporaryDirectory(prefix="castor-bench-", dir="/var/tmp") as folder:
         args.folder = args.folder or folder
@@ -182,7 +205,7 @@ def main():
                 take_round(args, model, turn, samples, recorded)
         for model in models:
             source = sorted(recorded[model])[len(recorded[model]) // 2][1]
-            more = compare(model, WAYS, samples[model], {name_of(way): plan_of(source, way) for way in WAYS})
+            more = compare(model, WAYS, samples[model], {str(way): plan_of(source, way) for way in WAYS})
             rows += more
             choices.append({"model": model, **choice_of(WAYS, more)})
     result = {
@@ -190,8 +213,7 @@ def main():
         "memory_within": sum(abs(row["memory_off"]) <= MEMORY for row in rows), "step_within": sum(abs(row["step_off"]) <= STEP for row in rows),
         "cores_within": sum(abs(row["cores_off"]) <= STEP for row in rows),
         "choice_within": sum(choice["off"] <= CHOICE for choice in choices), "configurations": len(rows),
-        "missed": [f"{row['model']}, {row['way']}: {what} {row[key]:+.1%}" for row in rows
-                   for what, key, most in (("memory", "memory_off", MEMORY), ("step", "step_off", STEP), ("cores", "cores_off", STEP)) if abs(row[key]) > most],
+        "missed": [f"{row['model']}, {row['way']}: {what} {row[key]:+.1%}" for row in rows for what, key, most in LIMITS if abs(row[key]) > most],
         "choices": choices, "rows": rows,
     }
     jobs.write(result, args.output, indent=1)

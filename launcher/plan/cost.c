@@ -95,19 +95,20 @@ static void reckon_plain_bytes(const plan_model *model, const plan_cluster *clus
     cost->activation_bytes = without(activations, bytes);
 }
 
+/* `parallel`: cores of a node that compute at a time; they carry what is sent, too. */
 static void reckon_store_traffic(const plan_model *model, const plan_cluster *cluster,
-                                 const plan_choice *choice, plan_cost *cost) {
+                                 const plan_choice *choice, double parallel, plan_cost *cost) {
     uint32_t n = cluster->nodes;
-    double bytes = (double)model->numel * ELEMENT, part = bytes * (n - 1) / n;
     int shards = plan_plugins[choice->plugin].shards;
-    double sums = shards >= 2 ? part : 2 * part;
+    mesh_collective collective = shards >= 2 ? MESH_REDUCE_SCATTER : MESH_ALL_REDUCE;
+    double bytes = (double)model->numel * ELEMENT, part = bytes * (n - 1) / n;
+    double sums = (shards >= 2 ? part : 2 * part) * choice->micro;
     double parameters = shards >= 1 ? part : 0; /* sent after the step, or fetched when they are touched */
-    cost->sent[PLAN_WAY_NETWORK] = (uint64_t)(sums * choice->micro + parameters);
-    double exchange = collective_seconds(cluster, shards >= 2 ? MESH_REDUCE_SCATTER : MESH_ALL_REDUCE, bytes,
-                                         n, cluster->network) *
-                      choice->micro;
+    double exchange = collective_seconds(cluster, collective, bytes, n, cluster->network) * choice->micro;
     double hidden = cluster->overlap * cost->seconds[PLAN_TERM_COMPUTE] * 2 / 3;
-    cost->seconds[PLAN_TERM_SUMS] = exchange > hidden ? exchange - hidden : 0;
+    double busy = (sums + parameters) * cluster->carry + (shards >= 3 ? parameters * cluster->fetch : 0);
+    cost->sent[PLAN_WAY_NETWORK] = (uint64_t)(sums + parameters);
+    cost->seconds[PLAN_TERM_SUMS] = (exchange > hidden ? exchange - hidden : 0) + busy / parallel;
     if (shards >= 1)
         cost->seconds[PLAN_TERM_SUMS] +=
             collective_seconds(cluster, MESH_ALL_GATHER, bytes, n, cluster->network);
@@ -181,7 +182,7 @@ static void reckon_core_times(const plan_model *model, const plan_cluster *clust
     cost->seconds[PLAN_TERM_COMPUTE] = model->compute_seconds / parallel;
     cost->seconds[PLAN_TERM_OPTIMIZER] = step * steps / parallel;
     if (engine) {
-        reckon_store_traffic(model, cluster, choice, cost);
+        reckon_store_traffic(model, cluster, choice, parallel / n, cost);
         cost->seconds[PLAN_TERM_SUMS] += plan_sum_seconds(model, cluster) * world * choice->micro / parallel;
     } else if (world > 1) {
         double node = cluster->core_stream / SUM_BYTES * ELEMENT;

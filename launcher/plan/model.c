@@ -211,20 +211,17 @@ static void take_command(const report *run, plan_model *m) {
     snprintf(m->command, sizeof m->command, "%s", started != NULL ? started : run->command);
 }
 
-/* The script's own work, and the steps that owners made, as if one core or device did them. */
-static void take_times(const plan_cluster *cluster, uint64_t ranks, double step, double optimizer,
-                       plan_model *m) {
-    uint64_t threads = cluster->threads         ? cluster->threads
-                       : cluster->cores > ranks ? cluster->cores / ranks
-                                                : 1;
+/* The script's own work, and the steps that owners made, as if one core or device did them. `cores`: of the machine that ran it. */
+static void take_times(const plan_cluster *cluster, uint64_t cores, uint64_t ranks, double step,
+                       double optimizer, plan_model *m) {
+    uint64_t threads = cluster->threads ? cluster->threads : cores > ranks ? cores / ranks : 1;
     uint64_t wanted = m->on_devices ? ranks : ranks * threads;
-    double busy = (double)(m->on_devices || wanted < cluster->cores ? wanted : cluster->cores);
+    bool crowded = !m->on_devices && wanted >= cores;
+    double busy = (double)(crowded ? cores : wanted);
     m->optimizer_seconds = optimizer * busy;
     m->compute_seconds = (step - optimizer) * busy;
     /* Where no core was free, ranks that added gradients took from the others. */
-    double sums = ranks > 1 && wanted >= cluster->cores && !m->on_devices
-                      ? plan_sum_seconds(m, cluster) * (double)ranks
-                      : 0;
+    double sums = ranks > 1 && crowded ? plan_sum_seconds(m, cluster) * (double)ranks : 0;
     m->compute_seconds -= sums < m->compute_seconds / 2 ? sums : m->compute_seconds / 2;
 }
 
@@ -283,7 +280,8 @@ static bool take_run(const report *run, const char *directory, const plan_cluste
     sizes s = {m, 0};
     if (shared && report_visit_records(run, take_size, &s))
         close_sizes(m, s.capacity);
-    take_times(cluster, ranks, step, optimizer, m);
+    uint64_t cores = about_number(&run->about, TRACE_ABOUT_CORES);
+    take_times(cluster, cores ? cores : cluster->cores, ranks, step, optimizer, m);
     take_memory(shared, ranks, held, pss, m);
     return true;
 }

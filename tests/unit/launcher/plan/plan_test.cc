@@ -1,4 +1,4 @@
-#include <cmath>
+#include <fstream>
 #include "tests/unit/launcher/report/fixture.h"
 #include "tests/unit/trace/fixture.h"
 
@@ -399,6 +399,14 @@ TEST_F(PlanRecorded, ReadsShapesBytesAndTimes) {
     /* Two ranks of two threads on four cores. The first step, which makes states, does not count. */
     EXPECT_DOUBLE_EQ(model.optimizer_seconds, 1);
     EXPECT_NEAR(model.compute_seconds, 3, 0.003); /* less the sums' */
+    plan_model_free(&model);
+}
+
+TEST_F(PlanRecorded, KnowsTheCoresOfTheMachineThatRan) {
+    plan_model model = {};
+    std::ofstream(path("castor.about")) << "cores 2\n";
+    ASSERT_TRUE(read(&model));
+    EXPECT_DOUBLE_EQ(model.optimizer_seconds, 0.5); /* two ranks of one thread */
     plan_model_free(&model);
 }
 
