@@ -17,10 +17,14 @@
 enum {
     STEPS_WANTED = 8, /* the first makes states, and the next ones allocate: the others' median counts */
     STEPS_ENOUGH = 3, /* where steps are long */
+    SHORT_SECONDS =
+        5, /* memory is sampled some ten times a second: so long, for peaks of short steps to be seen */
     LONG_SECONDS = 60,
     END_SECONDS = 30, /* for the script to end when it is told to */
     LOOK_MS = 100,
 };
+
+enum { STATUS_NO_PLAN = 2, STATUS_USAGE = 2, STATUS_NOT_EXECUTABLE = 126, STATUS_NOT_FOUND = 127 };
 
 static void nap(void) {
     nanosleep(&(struct timespec){0, LOOK_MS * 1000000L}, NULL);
@@ -74,10 +78,32 @@ static void become_run(char *const *command, const char *directory) {
 }
 
 /* Waits until the run is over, at most so long. */
-static bool over(pid_t pid, double seconds) {
+static bool over(pid_t pid, double seconds, int *status) {
     for (double until = now_seconds() + seconds; now_seconds() < until; nap())
-        if (waitpid(pid, NULL, WNOHANG) == pid)
+        if (waitpid(pid, status, WNOHANG) == pid)
             return true;
+    return false;
+}
+
+/* True: the run ended by itself, with that status. */
+static bool follow(pid_t pid, const char *directory, int *status) {
+    double first = 0;
+    for (;; nap()) {
+        if (waitpid(pid, status, WNOHANG) == pid)
+            return true;
+        uint64_t steps = steps_made(directory);
+        if (steps > 0 && first <= 0)
+            first = now_seconds();
+        double seconds = first > 0 ? now_seconds() - first : 0;
+        if ((steps >= STEPS_WANTED && seconds > SHORT_SECONDS) ||
+            (steps >= STEPS_ENOUGH && seconds > LONG_SECONDS))
+            break;
+    }
+    kill(pid, SIGTERM);
+    if (!over(pid, END_SECONDS, status)) {
+        kill(pid, SIGKILL);
+        waitpid(pid, status, 0);
+    }
     return false;
 }
 
@@ -90,25 +116,18 @@ int plan_record(char *const *command, char *directory, size_t size) {
     pid_t pid = fork();
     if (pid < 0) {
         LOG_E("plan: no process can be made: %s", strerror(errno));
-        return 1;
+        return STATUS_NO_PLAN;
     }
     if (pid == 0)
         become_run(command, directory);
-    double first = 0;
-    for (;; nap()) {
-        if (waitpid(pid, NULL, WNOHANG) == pid)
-            break;
-        uint64_t steps = steps_made(directory);
-        if (steps > 0 && first <= 0)
-            first = now_seconds();
-        if (steps < STEPS_WANTED && (steps < STEPS_ENOUGH || now_seconds() - first < LONG_SECONDS))
-            continue;
-        kill(pid, SIGTERM);
-        if (!over(pid, END_SECONDS)) {
-            kill(pid, SIGKILL);
-            waitpid(pid, NULL, 0);
-        }
-        break;
+    int status = 0;
+    bool ended = follow(pid, directory, &status);
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (ended && steps_made(directory) < 2) {
+        /* castor run has said why it did not start a command. */
+        if (code != STATUS_USAGE && code != STATUS_NOT_EXECUTABLE && code != STATUS_NOT_FOUND)
+            LOG_E("plan: the command ended with status %d before an optimizer had stepped twice", code);
+        return STATUS_NO_PLAN;
     }
     LOG_I("plan: recorded in %s", directory);
     return 0;

@@ -51,9 +51,12 @@ class Plan(CommandTest):
         self.assertEqual((code, out), (2, ""), err)
 
     def test_a_command_that_does_not_train_is_said_so(self):
-        code, out, err = self.castor("plan", "--", sys.executable, "-c", "print(1)")
-        self.assertEqual((code, out), (2, ""), err)
-        self.assertTrue(err[-1].startswith("castor: "), err)
+        for command, line in (([sys.executable, "-c", "print(1)"], "castor: plan: the command ended with status 0 before an optimizer had stepped twice"),
+                              ([sys.executable, "-c", "raise SystemExit(7)"], "castor: plan: the command ended with status 7 before"),
+                              (["no-such-command"], "castor: no-such-command: command not found")):
+            code, out, err = self.castor("plan", "--", *command)
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertTrue(err[-1].startswith(line), err)
 
     def test_a_command_is_ended_when_it_has_made_its_steps(self):
         """Its steps have no times here, so nothing is planned; tests/live has a real one."""

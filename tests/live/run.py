@@ -279,8 +279,8 @@ class LiveTest(unittest.TestCase):
         self.assertEqual((model["parameters"], model["recorded_ranks"]), (4 * 256 * 256, 1))
         self.assertAlmostEqual(alone["step_seconds"], model["recorded_step_seconds"], delta=1e-6)
         self.assertAlmostEqual(alone["tokens_per_second"], 2048 / alone["step_seconds"], delta=1)
-        # Of each of the four layers its input, and the output's square: 2 MiB each.
-        self.assertTrue(8 << 20 <= model["activation_bytes"] <= 16 << 20, model)
+        # Of each of the four layers its input, the output, its square and the gradients of two: 2 MiB each. Samples may miss the highest moment.
+        self.assertTrue(8 << 20 <= model["activation_bytes"] <= 20 << 20, model)
         self.assertEqual({plan["command"].partition(" -- ")[2] for plan in made["plans"]}, {f"{sys.executable} {script}"})
         self.assertEqual({plan["plugin"] for plan in made["plans"] if plan["dp"] == 2}, {"ddp", "zero1", "zero2", "gemini", "fsdp"})
         again = subprocess.run([*command[:-3], os.path.join("castor-logs", os.listdir(os.path.join(self.folder, "castor-logs"))[0])],
