@@ -85,15 +85,14 @@ typedef enum plan_term {
     PLAN_TERM_COUNT
 } plan_term;
 
-/* The plugins of job/plugins.def, and what castor's Booster alone can do yet (docs/hybrid.md). */
-enum { PLAN_HYBRID = CASTOR_PLUGIN_COUNT, PLAN_PLUGINS };
+enum { PLAN_PLUGINS = CASTOR_PLUGIN_COUNT, PLAN_ZERO_STAGES = 2 };
 
 typedef struct plan_plugin {
     const char *name;
     int shards; /* as in plugins.def */
     bool engine;
     bool divides; /* layers (tp) and their chain (pp) */
-    bool runs;    /* `castor run --plugin NAME` takes it */
+    bool runs;    /* a plan of it has a command */
 } plan_plugin;
 extern const plan_plugin plan_plugins[PLAN_PLUGINS];
 

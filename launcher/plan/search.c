@@ -12,7 +12,7 @@ enum { ACCUMULATE_MOST = 64, PIPELINE_MOST = 16 };
 /* What is equal in all figures is taken in this order. */
 static const int preferred[PLAN_PLUGINS] = {
     [CASTOR_PLUGIN_GEMINI] = 0, [CASTOR_PLUGIN_ZERO2] = 1, [CASTOR_PLUGIN_ZERO1] = 2, [CASTOR_PLUGIN_DDP] = 3,
-    [CASTOR_PLUGIN_FSDP] = 4,   [CASTOR_PLUGIN_NONE] = 5,  [PLAN_HYBRID] = 6};
+    [CASTOR_PLUGIN_FSDP] = 4,   [CASTOR_PLUGIN_NONE] = 5,  [CASTOR_PLUGIN_HYBRID] = 6};
 
 static int group_of(const plan *p) {
     return !p->cost.fits ? 2 : !plan_plugins[p->choice.plugin].runs;
@@ -80,8 +80,9 @@ static void add_division(search *s, plan_choice choice) {
     if (counted && sequences == 0)
         return;
     uint32_t most = stages ? PIPELINE_MOST * choice.pp : counted ? ACCUMULATE_MOST : 1;
-    int zero_most = choice.plugin == PLAN_HYBRID && choice.dp > 1 ? plan_plugins[PLAN_HYBRID].shards : 0;
-    bool engine = plan_plugins[choice.plugin].engine, fits = false;
+    bool divides = plan_plugins[choice.plugin].divides;
+    int zero_most = divides && choice.dp > 1 ? PLAN_ZERO_STAGES : 0;
+    bool engine = plan_plugins[choice.plugin].engine && !divides, fits = false;
     for (choice.micro = 1; choice.micro <= most; choice.micro *= 2) {
         if (counted && sequences % choice.micro)
             break;
@@ -155,8 +156,7 @@ static void write_reason(const plan *first, plan *p, const plan_cluster *cluster
         return;
     }
     if (!plan_plugins[p->choice.plugin].runs) {
-        snprintf(p->reason, sizeof p->reason,
-                 "castor run does not take %s: a script asks for it (docs/hybrid.md)",
+        snprintf(p->reason, sizeof p->reason, "%s is reckoned alone, without a command (docs/hybrid.md)",
                  plan_plugins[p->choice.plugin].name);
         return;
     }

@@ -240,7 +240,7 @@ TEST(PlanCost, StagesOfAPipelineWait) {
     plan_model model = parsed("8x64x4x1x16");
     plan_cluster cluster = machine(1, 4);
     EXPECT_TRUE(plan_model_settle(&model, &cluster, 16 * 32));
-    plan_choice made = choice(PLAN_HYBRID, 1);
+    plan_choice made = choice(CASTOR_PLUGIN_HYBRID, 1);
     made.pp = 4;
     made.micro = 4;
     plan_cost cost = cost_of(model, cluster, made);
@@ -262,10 +262,10 @@ TEST(PlanCost, RefusesChoicesThatAreNone) {
     plan_choice wrong = choice(CASTOR_PLUGIN_GEMINI, 2);
     wrong.tp = 2; /* only hybrid divides layers */
     EXPECT_EQ(plan_cost_of(&model, &cluster, &wrong, &cost), CASTOR_ERR_ARGUMENT);
-    wrong = choice(PLAN_HYBRID, 1);
+    wrong = choice(CASTOR_PLUGIN_HYBRID, 1);
     wrong.pp = 9; /* more stages than layers */
     EXPECT_EQ(plan_cost_of(&model, &cluster, &wrong, &cost), CASTOR_ERR_ARGUMENT);
-    wrong = choice(PLAN_HYBRID, 1);
+    wrong = choice(CASTOR_PLUGIN_HYBRID, 1);
     wrong.tp = 3; /* heads do not divide */
     EXPECT_EQ(plan_cost_of(&model, &cluster, &wrong, &cost), CASTOR_ERR_ARGUMENT);
     wrong = choice(CASTOR_PLUGIN_DDP, 5); /* more ranks than devices */
@@ -283,7 +283,7 @@ void expect_in_order(const plan_model &model, const plan_cluster &cluster, const
         EXPECT_TRUE(!alike || p.cost.step_seconds * 1.0011 >= before.cost.step_seconds) << i;
         char command[4096];
         plan_command_line(&model, &cluster, &p, command, sizeof command);
-        EXPECT_EQ(command[0] == '\0', p.choice.plugin == PLAN_HYBRID); /* castor run refuses it */
+        EXPECT_EQ(command[0] == '\0', p.choice.plugin == CASTOR_PLUGIN_HYBRID);
     }
 }
 
@@ -300,7 +300,7 @@ TEST(PlanSearch, FindsPlansForTenThousandDevices) {
     /* A node keeps 650 GiB of parameters under each plugin that castor run takes. */
     EXPECT_EQ(plans_best(&found), nullptr);
     EXPECT_TRUE(found.rows[0].cost.fits);
-    EXPECT_EQ(found.rows[0].choice.plugin, (int)PLAN_HYBRID);
+    EXPECT_EQ(found.rows[0].choice.plugin, (int)CASTOR_PLUGIN_HYBRID);
     expect_in_order(model, cluster, found);
     plans_free(&found);
     plan_model_free(&model);
