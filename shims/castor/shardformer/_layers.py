@@ -5,7 +5,6 @@ computes with its part, and what it communicates are activations. Every rank com
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Shard
 
 __all__ = ["COLUMN", "GATHERED", "ROW", "SPLIT", "Divided", "DividedEmbedding", "dim_of", "divide_module", "kind_of", "part_of"]
@@ -17,6 +16,8 @@ ROW = "row"  # divided by inputs; so is the input, and the ranks' outputs are ad
 SPLIT = "split"  # the same, and the input is whole: each rank takes its part
 
 
+# Each one's backward is another of these four, so gradients have gradients.
+
 class _Same(torch.autograd.Function):
     """Every rank uses the whole input for its own part of the output: gradients are added."""
 
@@ -26,11 +27,8 @@ class _Same(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
+        return _Added.apply(gradient, ctx.group), None
 
 
 class _Added(torch.autograd.Function):
@@ -38,14 +36,14 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
+        ctx.group = group
         x = x.contiguous().clone()
         dist.all_reduce(x, group=group)
         return x
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):
-        return gradient, None
+        return _Same.apply(gradient, ctx.group), None
 
 
 class _Together(torch.autograd.Function):
@@ -57,9 +55,8 @@ class _Together(torch.autograd.Function):
         return _gather(x, group)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):
-        return part_of(gradient, -1, ctx.group).contiguous(), None
+        return _Own.apply(gradient, ctx.group), None
 
 
 class _Own(torch.autograd.Function):
@@ -71,9 +68,8 @@ class _Own(torch.autograd.Function):
         return part_of(x, -1, group).contiguous()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):
-        return _gather(gradient, ctx.group), None
+        return _Together.apply(gradient, ctx.group), None
 
 
 def _gather(x, group):

@@ -306,7 +306,7 @@ TEST(Options, SuggestsNames) {
 
 TEST(Options, SuggestsValues) {
     EXPECT_NE(load_error("CASTOR_PLUGIN=gemni")
-                  .find("did you mean gemini? (allowed: none, ddp, zero1, zero2, gemini, fsdp)"),
+                  .find("did you mean gemini? (allowed: none, ddp, zero1, zero2, gemini, hybrid, fsdp)"),
               std::string::npos);
     EXPECT_NE(load_error("CASTOR_PLUGIN=GEMINI").find("did you mean gemini?"), std::string::npos);
     EXPECT_NE(load_error("CASTOR_LOG_LEVEL=warning").find("did you mean warn?"), std::string::npos);

@@ -128,7 +128,7 @@ class Boundary:
         return self.job.stages.run(functools.partial(self._computed, stock, module), module, microbatches, functools.partial(self._join_parts, division, parts))
 
     def _computed(self, stock, module, division, args, kwargs, within=contextlib.nullcontext):
-        division.module = module
+        division.module = weakref.ref(module)
         with self._within(division), self.job.layers.within(module), within():
             division.local_batch.look_at((args, kwargs))
             return stock(module, *args, **kwargs)
@@ -148,7 +148,13 @@ class Boundary:
             every = self.job.group.gather([_digest(found)], "how layers are divided")
             return all(row == every[0] for row in every)
 
-        if not self.job.layers.prepare(module, agreed):
+        if self.job.layers.knows(module):
+            return
+        before = contents.Snapshot(modules)  # parts of the model are run, which may change variables of the script's
+        with trial.unheard():
+            divides = self.job.layers.prepare(module, agreed)
+        before.put_back()
+        if not divides:
             self.job.say(f"CASTOR_TP={self.job.layout.tensor_size}: no layer of a {type(module).__name__} is divided, and these ranks compute the same")
 
     @staticmethod
@@ -292,7 +298,7 @@ class Boundary:
         def run(*args, **kwargs):
             if self.division is not None:
                 return function(*args, **kwargs)
-            with self._within(division), self.job.layers.within(division.module):
+            with self._within(division), self.job.layers.within(division.module()):
                 return function(*args, **kwargs)
 
         return run

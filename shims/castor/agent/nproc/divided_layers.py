@@ -18,11 +18,24 @@ class _Part(torch.autograd.Function):
         return _part_of(whole, dimension, layout)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):
-        whole = gradient.new_zeros(ctx.shape)
-        torch.mul(gradient, ctx.layout.tensor_size, out=_part_of(whole, ctx.dimension, ctx.layout))
-        return whole, None, None
+        return _Scattered.apply(gradient, ctx.shape, ctx.dimension, ctx.layout), None, None
+
+
+class _Scattered(torch.autograd.Function):
+    """The whole gradient of a parameter of which this rank has a part, N-fold. Its mean over the ranks has the part once, and so has the part the gradient of
+    that mean."""
+
+    @staticmethod
+    def forward(ctx, part, shape, dimension, layout):
+        ctx.dimension, ctx.layout = dimension, layout
+        whole = part.new_zeros(shape)
+        torch.mul(part, layout.tensor_size, out=_part_of(whole, dimension, layout))
+        return whole
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _Part.apply(gradient, ctx.dimension, ctx.layout), None, None, None
 
 
 def _part_of(whole, dimension, layout):
@@ -37,11 +50,13 @@ class Layers:
         self.layout = layout
         self._plans = weakref.WeakKeyDictionary()  # the outermost module: its Plan
 
+    def knows(self, module):
+        return self.layout.tensor_size == 1 or module in self._plans
+
     def prepare(self, module, agreed):
-        """Finds how a module is divided. agreed(value): whether all ranks have found the same. Empty, or why it is not divided."""
-        if self.layout.tensor_size > 1 and module not in self._plans:
-            self._plans[module] = self._found(module, agreed)
-        return self.layout.tensor_size == 1 or bool(self._plans[module].uses)
+        """Finds how a module is divided. agreed(value): whether all ranks have found the same. Whether it is divided at all."""
+        self._plans[module] = self._found(module, agreed)
+        return bool(self._plans[module].uses)
 
     def _found(self, module, agreed):
         from ...shardformer import _plan

@@ -74,7 +74,9 @@ TEST_F(CommandLine, WhatIsWrongIsSaidOnce) {
         {SUBCOMMAND_run, {"--nproc", "--", "true"}, "a value is missing: --nproc N"},
         {SUBCOMMAND_run, {"--xyzzy"}, "put -- before a command that starts with a dash"},
         {SUBCOMMAND_top, {"--once=1"}, "takes no value"},
-        {SUBCOMMAND_report, {"--format", "jsn"}, "did you mean json? (allowed: text, json, perfetto, html)"},
+        {SUBCOMMAND_report,
+         {"--format", "jsn"},
+         "did you mean json? (allowed: text, json, perfetto, html, prometheus, tensorboard)"},
         {SUBCOMMAND_report, {"--format", "jso"}, "--format jso: unknown value"},
         {SUBCOMMAND_report, {"--format="}, "allowed: text, json"},
     };

@@ -60,8 +60,9 @@ TEST(Complete, OptionsOfCommands) {
 }
 
 TEST(Complete, Values) {
-    EXPECT_EQ(complete("castor report --format "), Words({"text", "json", "perfetto", "html"}));
-    EXPECT_EQ(complete("castor report --format=p"), Words({"--format=perfetto"}));
+    EXPECT_EQ(complete("castor report --format "),
+              Words({"text", "json", "perfetto", "html", "prometheus", "tensorboard"}));
+    EXPECT_EQ(complete("castor report --format=p"), Words({"--format=perfetto", "--format=prometheus"}));
     EXPECT_EQ(complete("castor run --plugin ze"), Words({"zero1", "zero2"}));
     EXPECT_EQ(complete("castor run --log-dir "), Words());
     EXPECT_EQ(complete("castor run --log-dir=a --plugin=gem"), Words({"--plugin=gemini"}));

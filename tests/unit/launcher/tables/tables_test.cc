@@ -47,7 +47,7 @@ TEST(Tables, OptionsAsMarkdownHoldEachRowForUsers) {
     }
     EXPECT_EQ(next, lines.size());
     EXPECT_EQ(lines[2].rfind(
-                  "| `CASTOR_PLUGIN` | `none` | `none`, `ddp`, `zero1`, `zero2`, `gemini`, `fsdp` | ", 0),
+                  "| `CASTOR_PLUGIN` | `none` | `none`, `ddp`, `zero1`, `zero2`, `gemini`, `hybrid`, `fsdp` | ", 0),
               0u)
         << lines[2];
 }
