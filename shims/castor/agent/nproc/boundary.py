@@ -138,6 +138,8 @@ class Boundary:
         if any(isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for _, m in modules):
             raise rows.Apart("has a batch norm, whose statistics several ranks would count several times")
         if self.job.layout.stages > 1:
+            if self.job.on_device:
+                raise core.GroupError("castor: CASTOR_PP: stages are of models on the CPU; on devices divide layers (CASTOR_TP), or use --plugin gemini")
             if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf, _ in rows.leaves(arguments)):
                 raise rows.Apart("gets an argument that requires a gradient, of which one stage has it")
             if any(p.requires_grad and not script_process.is_registered(p) for p in module.parameters()):
