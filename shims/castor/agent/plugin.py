@@ -42,7 +42,8 @@ def install():
         choice.choose(rank, world)
     activations.install()  # within what divides the calls of models
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
-    layout.check(ranks is not None)
+    if is_first:  # others may only load data
+        layout.check(ranks is not None)
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]
     if torch.version.cuda:

@@ -125,7 +125,7 @@ class Boundary:
         count = min(core.options.microbatches or self.job.layout.stages, division.size)
         parts = [division.part(number, count) for number in range(count)]
         microbatches = [(*self._rows_between(form, (args, kwargs), part), part) for part in parts]
-        return self.job.stages.run(functools.partial(self._computed, stock, module), module, microbatches, functools.partial(self._join_parts, division, parts))
+        return self.job.stages.run(functools.partial(self._computed, stock, module), module, microbatches, functools.partial(self._join_parts, division, parts, form))
 
     def _computed(self, stock, module, division, args, kwargs, within=contextlib.nullcontext):
         division.module = weakref.ref(module)
@@ -137,6 +137,8 @@ class Boundary:
         """Raises Apart where several ranks cannot have a model together."""
         if any(isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for _, m in modules):
             raise rows.Apart("has a batch norm, whose statistics several ranks would count several times")
+        if any(isinstance(m, torch.jit.ScriptModule) or m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for _, m in modules):
+            raise rows.Apart("is compiled")
         if self.job.layout.stages > 1:
             if self.job.on_device:
                 raise core.GroupError("castor: CASTOR_PP: stages are of models on the CPU; on devices divide layers (CASTOR_TP), or use --plugin gemini")
@@ -171,7 +173,7 @@ class Boundary:
 
         return rows.mapped(arguments, rows_in, "", _is_column)
 
-    def _join_parts(self, division, parts, results):
+    def _join_parts(self, division, parts, form, results):
         """The results of a replica's rows, made of those of each part."""
         every = [dict((path, leaf) for leaf, path in rows.leaves(result)) for result in results]
         if any(list(one) != list(every[0]) for one in every):
@@ -181,6 +183,9 @@ class Boundary:
             leaves = [one[path] for one in every]
             place = _place_of(leaf, parts[0]) if isinstance(leaf, torch.Tensor) else None
             if place == LOSS:
+                division.sums[path] = sum(loss.item() for loss in leaves)
+                if path in form.sums:
+                    return sum(leaves)
                 measures = self._measures(leaves)
                 shares = losses.shares([part.size / division.size for part in parts], [m.row() for m in measures] or [[] for _ in parts])
                 division.measures[path] = losses.added(measures)
@@ -237,8 +242,8 @@ class Boundary:
             why = self._compared(passes, modules, result)
         if not self._all_well(why):
             if early and self.job.layers.put_together(module):
-                self.job.say(f"the outputs of each divided layer of a {type(module).__name__} are put together, since it has other results where they stay divided "
-                             f"(dropout between layers?): {why or 'on another rank'}", 3)
+                self.job.say(f"the outputs of each divided layer of a {type(module).__name__} are put together, since it has other results where "
+                             f"they stay divided (dropout between layers?): {why or 'on another rank'}", 3)
                 return result
             if self.job.layout.stages > 1 and not form.tried:
                 form.tried = True

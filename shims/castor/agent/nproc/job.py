@@ -247,7 +247,10 @@ class Job(script_process.Process):
 
     def gradients_taken(self, inputs, create_graph):
         """Refuses parameters where each rank's script has its part of a batch: it would get that part's gradient. If every rank draws whole
-        batches, a later backward() averages rightly (a step inside the loss)."""
+        batches, a later backward() averages rightly (a step inside the loss). And where a model was computed in stages, of which each has the gradients of
+        its own layers."""
+        if self.boundary.used and self.layout.stages > 1 and store.active() and any(script_process.is_registered(t) for t in inputs):
+            raise core.GroupError("castor: torch.autograd.grad of a model whose layers are in stages: let loss.backward() make the gradients, or leave CASTOR_PP out")
         whole = self.boundary.divides or not self.split_seen and (self.synchronizer is None or create_graph)
         if self.distributed or not store.active() or whole and not self.boundary.cannot_take_gradients:
             return

@@ -1,5 +1,5 @@
-"""Where each rank stands under the plugin `hybrid`: replicas of the model share the rows of batches; the ranks of a replica are stages of the model's
-chain of layers, and in each stage tensor-parallel ranks share layers (docs/hybrid.md).
+"""Where each rank stands under the plugin `hybrid`: replicas of the model share the rows of batches; the ranks of a replica are stages of the
+model's chain of layers, and in each stage tensor-parallel ranks share layers (docs/hybrid.md).
 
 All ranks have all parameters, which the node keeps once. What is divided is the work: a rank's gradient is N times its contribution, N ranks in all, and the
 mean over the ranks is the whole gradient, whoever has made it."""
@@ -17,8 +17,8 @@ def check(divides):
     if asked and core.options.plugin != "hybrid":
         core.log(1, f"{' and '.join(asked)} have no effect under --plugin {core.options.plugin}: models are divided by --plugin hybrid".encode())
     elif asked and not divides:
-        raise core.Error(f"castor: {' and '.join(asked)} divide the models of single-process scripts: start this one without a launcher of its own, by castor run --plugin "
-                         "hybrid --nproc N; for a script with a process group use --plugin zero1 or gemini")
+        raise core.Error(f"castor: {' and '.join(asked)} divide the models of single-process scripts: start this one without a launcher of its own, by castor "
+                         "run --plugin hybrid --nproc N; for a script with a process group use --plugin zero1 or gemini")
 
 
 class Layout:

@@ -117,6 +117,7 @@ class Division:
         self.went_back = False  # a backward has gone through the call's results
         self.hooked = False  # the script wants to see, or change, gradients inside of the call
         self.measures = {}  # the same: what a loss counts, where its graph does not show it (losses.added)
+        self.sums = {}  # the same: the sum of a loss over the parts in which this replica's rows were computed
         self.totals = {}  # of the losses that the call returns, by their paths: the sum over the ranks
 
     def part(self, number, count):
@@ -268,7 +269,7 @@ class Sum(torch.autograd.Function):
     def forward(ctx, loss, share, division, path):
         ctx.share, ctx.division = share, division
         own = share * loss.item() if share else 0.0
-        every = division.job.layout.of_replicas(division.job.group.gather([own, loss.item()], "a loss that the model returns"))
+        every = division.job.layout.of_replicas(division.job.group.gather([own, division.sums.get(path, loss.item())], "a loss that the model returns"))
         division.totals[path] = sum(total for _, total in every)
         if not share and loss.grad_fn is not None:  # a mean over nothing: no number times that is one
             for node in graph.nodes([loss]):

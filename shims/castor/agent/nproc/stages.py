@@ -175,8 +175,8 @@ class Stages:
             raise rows.Apart(f"has no stages: {str(error).removeprefix('castor: ')}") from None
 
     def run(self, call, module, microbatches, join):
-        """The results of a call, the same on all ranks of a replica. call(part, args, kwargs, within): the model's forward, in a context;
-        microbatches: (args, kwargs, a part of the replica's rows) each; join(results): of the results of each microbatch those of all. What a stage raises, all raise as Apart."""
+        """The results of a call, the same on all ranks of a replica. call(part, args, kwargs, within): the model's forward, in a context; microbatches: (args,
+        kwargs, a part of the replica's rows) each; join(results): of the results of each microbatch those of all. What a stage raises, all raise as Apart."""
         from ...shardformer import _stages
 
         layout, (layers, bounds) = self.layout, self._chains[module]
@@ -225,8 +225,8 @@ class Stages:
             if not why:
                 try:
                     whole = join(results)
-                except rows.Apart as error:
-                    why = str(error)
+                except Exception as error:  # the others wait
+                    why = str(error).removeprefix("castor: ")
             for stage in range(layout.stages - 1):
                 link.send(stage, (why, None if why else _states(), whole))
             link.drain()
