@@ -72,16 +72,25 @@ class _Own(torch.autograd.Function):
         return _Together.apply(gradient, ctx.group), None
 
 
+def _size_of(group):
+    """Also of a group that torch.distributed does not know (agent/device_ranks/own_group.py)."""
+    return dist.get_world_size() if group is None else group.size()
+
+
+def _rank_in(group):
+    return dist.get_rank() if group is None else group.rank()
+
+
 def _gather(x, group):
     x = x.contiguous()
-    parts = [torch.empty_like(x) for _ in range(group.size())]
+    parts = [torch.empty_like(x) for _ in range(_size_of(group))]
     dist.all_gather(parts, x, group=group)
     return torch.cat(parts, -1)
 
 
 def part_of(tensor, dim, group):
     """This rank's block; the dimension divides."""
-    return tensor.chunk(group.size(), dim)[group.rank()]
+    return tensor.chunk(_size_of(group), dim)[_rank_in(group)]
 
 
 def _local(parameter):
@@ -137,11 +146,11 @@ class DividedEmbedding:
         entries = weight.size(0)
         if ids.numel() and not ids.is_cuda and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
             raise IndexError(f"castor: an embedding of {self.num_embeddings} entries is asked for entry {int(ids.min())} or {int(ids.max())}")
-        own = ids - group.rank() * entries
+        own = ids - _rank_in(group) * entries
         outside = (own < 0) | (own >= entries)
         padding = None
         if self.padding_idx is not None:
-            padding = self.padding_idx - group.rank() * entries
+            padding = self.padding_idx - _rank_in(group) * entries
             padding = padding if 0 <= padding < entries else None
         y = F.embedding(own.masked_fill(outside, 0), weight, padding)
         return _Added.apply(y.masked_fill(outside.unsqueeze(-1), 0.0), group)

@@ -23,6 +23,8 @@ def without_library():
         return
 
     def refuse(*_):
+        if hasattr(core.options, "plugin"):  # the script has loaded the library beside PyTorch (core.require), and asks it itself
+            return
         sys.stdout.flush()
         sys.stderr.write(f"castor: plugin {plugin} cannot be applied: LD_PRELOAD has not brought libcastor.so into this process. Pass on what `castor env` "
                          "prints, or start the command by castor run (CASTOR_ON_ERROR=passthrough trains without the plugin)\n")
