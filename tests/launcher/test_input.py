@@ -212,7 +212,7 @@ class Subcommands(CommandTest):
         status, out, err = self.castor("options", env={"CASTOR_CHUNK_SIZE": "65536"})
         self.assertEqual((status, err), (0, []))
         self.assertIn("CASTOR_CHUNK_SIZE=64K  (from the environment; ", out)
-        self.assertIn("CASTOR_PLUGIN=none  (default; none, ddp, zero1, zero2, gemini, fsdp)", out)
+        self.assertIn("CASTOR_PLUGIN=none  (default; none, ddp, zero1, zero2, gemini, hybrid, fsdp)", out)
         self.assertNotIn("CASTOR_JOB", out)
 
     def test_options_with_a_bad_environment(self):
