@@ -8,8 +8,10 @@ from installed import InstalledTest
 
 LAUNCHER = "launcher/main launcher/run/a launcher/run/b".split()
 with open(os.path.join(runner.ROOT, "Makefile")) as file:
-    RULES = re.findall(r"^(?:LAUNCHER_O :=|\$\(B\)/bin/castor:).*", file.read(), re.M)
-OTHERS = [f"interpose/{name}" for rule in RULES for names in re.findall(r"interpose/(?:%\.o,([^)]*)|((?:base|job)/\w+)\.o)", rule) for name in "".join(names).split()]
+    MAKEFILE = file.read().replace("\\\n", "")
+NAMES = re.search(r"^LAUNCHER_INTERPOSE := (.*)", MAKEFILE, re.M)[1].split()
+NAMES += re.findall(r"interpose/((?:base|job)/\w+)\.o", " ".join(re.findall(r"^\$\(B\)/bin/castor:.*", MAKEFILE, re.M)))
+OTHERS = [f"interpose/{name}" for name in dict.fromkeys(NAMES)]
 SIMULATED = ["simulation/engine/a", "simulation/engine/b"]
 HEADERS = ["cuda.h", "crt/host_defines.h", "nv/target"]
 
@@ -34,7 +36,7 @@ class Printing(InstalledTest):
 
     def test_a_line_for_each_folder_and_each_file_that_is_linked(self):
         program = "build/bin/castor"
-        folders = ["launcher", "launcher/run", "interpose/base", "interpose/job", "interpose/hooks/table"]
+        folders = ["launcher", "launcher/run", "interpose/hooks/table", *sorted({os.path.dirname(name) for name in OTHERS})]
         printed = self.lines(program)
         self.assertEqual(sorted(printed[:-1]), sorted(f"compiling {folder}" for folder in folders))
         self.assertEqual(printed[-1], f"linking {program}")
