@@ -46,9 +46,10 @@ TEST(Tables, OptionsAsMarkdownHoldEachRowForUsers) {
         next++;
     }
     EXPECT_EQ(next, lines.size());
-    EXPECT_EQ(lines[2].rfind(
-                  "| `CASTOR_PLUGIN` | `none` | `none`, `ddp`, `zero1`, `zero2`, `gemini`, `hybrid`, `fsdp` | ", 0),
-              0u)
+    EXPECT_EQ(
+        lines[2].rfind(
+            "| `CASTOR_PLUGIN` | `none` | `none`, `ddp`, `zero1`, `zero2`, `gemini`, `hybrid`, `fsdp` | ", 0),
+        0u)
         << lines[2];
 }
 
