@@ -211,6 +211,31 @@ def remembers_each_block(log):
     train(log, Remembering(within=False, dropout=0.0), of_classes)
 
 
+class Adapted(nn.Linear):
+    """A layer in the place of another, which computes more with its weight."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features)
+        self.load_state_dict(layer.state_dict())
+
+    def forward(self, x):
+        return super().forward(x) * 1.5
+
+
+@record.case
+def layers_are_exchanged(log):
+    """After the first calls, which are tried: one layer is another's, one has a forward of the script's, and the chain gets shorter."""
+    model = Perceptrons(within=False, dropout=0.0)
+    train(log, model, of_classes, without_momentum, 4)
+    model.blocks[0][1] = Adapted(model.blocks[0][1])
+    train(log, model, of_classes, without_momentum, 3)
+    plain = model.blocks[1][4].forward
+    model.blocks[1][4].forward = lambda x: plain(x).tanh()
+    train(log, model, of_classes, without_momentum, 3)
+    del model.blocks[3]
+    train(log, model, of_classes, without_momentum, 3)
+
+
 def of_transformers(make, **more):
     """A model of transformers, with random values, that returns its loss."""
 

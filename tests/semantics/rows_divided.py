@@ -11,12 +11,13 @@ ADAPTIVE = "gpt_adamw_clipped", "accumulated"
 OF_KEYS = "hf_bert", "hf_vit"  # gradients of the keys' biases cancel
 CASES = (
     "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
-    "encoder frozen_first_blocks skips_a_block remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 hf_vit"
+    "encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit"
 ).split()
 # What a line says where a model is computed whole.
 WHOLE = {
     "batch_norms": {"": r"computed whole on every rank.*\(Perceptrons: has a batch norm"},
     "frozen_first_blocks": {"PP": r"computed whole on every rank.*\(Perceptrons: has nothing to train in layers 0 to [01] "},
+    "layers_are_exchanged": {"PP=4": r"computed whole on every rank.*\(Perceptrons: has no stages: 4 parts of a pipeline "},
     "skips_a_block": {"PP": r"computed whole on every rank.*\(Skipping: .*calls layer 3 of its chain"},
     "remembers_each_block": {"PP": r"computed whole on every rank.*\(Remembering: .*computes \(.*\) with the output of a layer of an earlier"},
 }

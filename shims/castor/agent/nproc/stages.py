@@ -154,10 +154,8 @@ class Stages:
         self._chains = weakref.WeakKeyDictionary()  # the outermost module: (its chain's layers, the first layer of each stage and the end)
 
     def prepare(self, module):
-        """Raises Apart where its chain is not divided."""
-        if module not in self._chains:
-            self._chains[module] = self._chain_of(module)
-        layers, bounds = self._chains[module]
+        """Raises Apart where its chain, as it is now, is not divided."""
+        layers, bounds = self._chains[module] = self._chain_of(module)
         for begin, end in zip(bounds, bounds[1:]) if torch.is_grad_enabled() else ():
             if not any(p.requires_grad for layer in layers[begin:end] for p in layer.parameters()):
                 raise rows.Apart(f"has nothing to train in layers {begin} to {end - 1} of its chain, which are a stage")
