@@ -213,7 +213,7 @@ def _reached(p):
     for cycle in _cycles_of.get(id(p), ()):
         if not cycle.state.reached:
             core.cycle_happens(cycle.state, core.CYCLE_REACHED)
-    if any(not str(getattr(hook, "__module__", "")).startswith("castor.") for hook in (p._backward_hooks or {}).values()):
+    if not all(map(tensors.is_castors, (p._backward_hooks or {}).values())):
         _say_of_hooks()
 
 

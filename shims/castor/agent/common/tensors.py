@@ -38,6 +38,11 @@ def tensor_at(address, like, on_free=None):
 _ours = weakref.WeakValueDictionary()  # by address, the memory of tensor_at's tensors
 
 
+def is_castors(hook):
+    """Whether a hook of a tensor or a module is Castor's own."""
+    return (getattr(hook, "__module__", None) or "").startswith(__name__.partition(".")[0] + ".")
+
+
 def is_dense(t):
     """Every element of the storage range [first, first + numel) belongs to the tensor exactly once."""
     expected = 1

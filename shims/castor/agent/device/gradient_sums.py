@@ -5,7 +5,6 @@ the host, and the processors add it there, with the same bits, behind the script
 
 While PyTorch accumulates, the parameter has no gradient: the new one becomes it. Then the old one takes its place again, before anybody sees that: a
 parameter on whose gradient the script has a hook is left to PyTorch."""
-import functools
 import threading
 import weakref
 
@@ -42,15 +41,6 @@ class _Staging:
         return taken
 
 
-@functools.cache
-def _reaches(index):
-    try:
-        core.device_updates(index)
-    except core.Error:
-        return False
-    return True
-
-
 def watch(p, accumulated):
     """From here on later gradients of the parameter may be added so. accumulated(p): called after each one that is not."""
     this = weakref.ref(p)
@@ -74,7 +64,8 @@ def _can_add(p, new):
     held = p.grad
     return (held is not None and not torch.is_grad_enabled() and not held.requires_grad and type(new) is torch.Tensor and new.layout is torch.strided
             and new.dtype is held.dtype and held.dtype in _TYPES and homes.can_have(held) and tensors.is_dense(held)
-            and not torch.cuda.is_current_stream_capturing() and _is_on_host(held) and _reaches(held.device.index))
+            and not torch.cuda.is_current_stream_capturing() and _is_on_host(held)
+            and not step_common.why_not_reached(held.device.index))
 
 
 def _is_on_host(t):
@@ -83,9 +74,8 @@ def _is_on_host(t):
 
 def _sees_first(p, hook):
     """Whether no hook of the script's comes between, and `hook` is the first one that sees what was accumulated."""
-    package = __name__.partition(".")[0] + "."
     return (next(iter((p._post_accumulate_grad_hooks or {}).values()), None) is hook
-            and all((getattr(other, "__module__", None) or "").startswith(package) for other in p._backward_hooks.values()))
+            and all(map(tensors.is_castors, p._backward_hooks.values())))
 
 
 def _added(p):

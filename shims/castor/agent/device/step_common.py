@@ -1,6 +1,7 @@
 """What steps of an optimizer on a device share, be they done in parts or on the host: the tensors of a parameter's step, streams beside the
 script's, and which parameters the optimizer sees."""
 import contextlib
+import functools
 import threading
 
 import torch
@@ -46,6 +47,16 @@ def device(index):
     if index not in found:
         found[index] = Device(index)
     return found[index]
+
+
+@functools.cache
+def why_not_reached(index):
+    """Why the processors cannot work on what is on the host of this device, behind its streams; empty: they can."""
+    try:
+        core.device_updates(index)
+    except core.Error as error:
+        return str(error)
+    return ""
 
 
 def tensors_of(optimizer, p, grad):

@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .. import core, patching
-from ..common import store, traced
+from ..common import store, tensors, traced
 from ..device import activations
 from ..process import events
 from . import backward_trial, contents, losses, randomness, rows, script_process, streams, trial
@@ -152,11 +152,11 @@ class Boundary:
             every = self.job.group.gather([_digest(found)], "how layers are divided")
             return all(row == every[0] for row in every)
 
-        if self.job.layers.knows(module):
+        if self.job.layers.knows(module, modules):
             return
         before = contents.Snapshot(modules)  # parts of the model are run, which may change variables of the script's
         with trial.unheard():
-            divides = self.job.layers.prepare(module, agreed)
+            divides = self.job.layers.prepare(module, modules, agreed)
         before.put_back()
         if not divides:
             self.job.say(f"CASTOR_TP={self.job.layout.tensor_size}: no layer of a {type(module).__name__} is divided, and these ranks compute the same")
@@ -575,7 +575,7 @@ def _why_whole(modules):
 
 def _is_of_script(hook):
     """PyTorch's own, of weight_norm and of lazy modules, look at weights and shapes."""
-    return not (getattr(hook, "__module__", None) or "").startswith(("torch.nn.", __name__.partition(".")[0] + "."))
+    return not (tensors.is_castors(hook) or (getattr(hook, "__module__", None) or "").startswith("torch.nn."))
 
 
 def _digest(tensor):

@@ -51,13 +51,13 @@ class Layers:
         self._plans = weakref.WeakKeyDictionary()  # the outermost module: its Plan
         self._looks = weakref.WeakKeyDictionary()  # the same: _look_of it then
 
-    def knows(self, module):
-        """Whether the module's layers are those that were looked at."""
-        return self.layout.tensor_size == 1 or module in self._plans and self._looks[module] == _look_of(module)
+    def knows(self, module, modules):
+        """Whether the module's layers are those that were looked at. modules: (name, module) of all that belong to it."""
+        return self.layout.tensor_size == 1 or module in self._plans and self._looks[module] == _look_of(modules)
 
-    def prepare(self, module, agreed):
+    def prepare(self, module, modules, agreed):
         """Finds how a module is divided. agreed(value): whether all ranks have found the same. Whether it is divided at all."""
-        self._looks[module] = _look_of(module)
+        self._looks[module] = _look_of(modules)
         self._plans[module] = self._found(module, agreed)
         return bool(self._plans[module].uses)
 
@@ -110,10 +110,10 @@ class Layers:
         return _layers.output_of(_layers.product_of(kind), x, use, self.layout.tensor_group, weight, bias)
 
 
-def _look_of(module):
+def _look_of(modules):
     """What a division depends on: which modules there are, and what each computes with."""
     return [(name, id(one), type(one), "forward" in one.__dict__, [(of, None if p is None else p.shape) for of, p in one._parameters.items()])
-            for name, one in module.named_modules()]
+            for name, one in modules]
 
 
 def _patterns(text):

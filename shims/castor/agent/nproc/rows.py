@@ -116,9 +116,10 @@ class Division:
         self.local_batch = randomness.LocalBatch(self.first, self.last, count)
         self.went_back = False  # a backward has gone through the call's results
         self.hooked = False  # the script wants to see, or change, gradients inside of the call
-        self.measures = {}  # the same: what a loss counts, where its graph does not show it (losses.added)
-        self.sums = {}  # the same: the sum of a loss over the parts in which this replica's rows were computed
-        self.totals = {}  # of the losses that the call returns, by their paths: the sum over the ranks
+        # Of the losses that the call returns, by their paths.
+        self.totals = {}  # the sum over the ranks
+        self.measures = {}  # what a loss counts, where its graph does not show it (losses.added)
+        self.sums = {}  # the sum over the parts in which this replica's rows were computed
 
     def part(self, number, count):
         """One of `count` parts of this replica's rows. at: its first row among them."""
@@ -150,9 +151,9 @@ class Division:
 
     def whole_of(self, given, dimension, each):
         refuse_many()
-        own = resolved(given.detach().movedim(dimension, 0))
         if self.world == 1:
             return given.detach()
+        own = resolved(given.detach().movedim(dimension, 0))
         bytes_of_row = own[0].numel() * own.element_size() * each
         whole = own.new_empty(self.count * each, *own.shape[1:])
         if self.even and self.world == self.job.world:

@@ -9,15 +9,13 @@ What a forward does with outputs of layers that its stage does not have is an er
 import contextlib
 import functools
 import pickle
-import random
 import re
-import sys
 import weakref
 
 import torch
 
 from .. import core
-from . import rows
+from . import rows, streams
 
 
 class _Hole:
@@ -38,8 +36,8 @@ class _Link:
         self.group = group
         self.sent = []  # (work, tensor), which lives until it was sent
 
-    def send(self, to, value):
-        """Any nesting of tensors and of what can be pickled. Returns the tensors, in their order. Nobody waits."""
+    def send(self, to, said, value=None):
+        """said: anything that can be pickled; value: any nesting of tensors and of such things. Returns these tensors, in their order. Nobody waits."""
         tensors = []
 
         def hole(leaf, path):
@@ -48,7 +46,7 @@ class _Link:
             tensors.append(leaf)
             return _Hole(leaf)
 
-        data = torch.frombuffer(bytearray(pickle.dumps(rows.mapped(value, hole))), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(pickle.dumps((said, rows.mapped(value, hole)))), dtype=torch.uint8)
         self.send_tensors(to, [torch.tensor([len(data)]), data, *tensors])
         return tensors
 
@@ -60,11 +58,11 @@ class _Link:
                 self.sent.append((self.group.send([tensor], to, 0), tensor))
 
     def receive(self, of):
-        """(the nesting with a _Hole for each tensor, the tensors)"""
+        """(what was said, the nesting with a _Hole for each tensor, the tensors)"""
         length = self._received(of, torch.Size([1]), torch.int64)
-        nesting = pickle.loads(self._received(of, torch.Size([int(length)]), torch.uint8).cpu().numpy().tobytes())
+        said, nesting = pickle.loads(self._received(of, torch.Size([int(length)]), torch.uint8).cpu().numpy().tobytes())
         holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
-        return nesting, self.receive_tensors(of, [(hole.shape, hole.dtype) for hole in holes])
+        return said, nesting, self.receive_tensors(of, [(hole.shape, hole.dtype) for hole in holes])
 
     def receive_tensors(self, of, shapes):
         return [self._received(of, *each) for each in shapes]
@@ -181,16 +179,16 @@ class Stages:
         link = _Link(layout.stage_group)
         begin, end = bounds[layout.stage], bounds[layout.stage + 1]
         leaf = torch.zeros((), requires_grad=torch.is_grad_enabled())
-        began, results, handed, why = _states(), [], [], ""
+        began, results, handed, why = streams.states(), [], [], ""
         for args, kwargs, part in microbatches:
             given, states = None, began
             if layout.stage:
-                (failed, states, given), tensors = link.receive(layout.stage - 1)
+                (failed, states), given, tensors = link.receive(layout.stage - 1)
                 why = why or failed
                 given = None if failed else _filled(given, self._arrived(link, leaf, given, tensors))
             if not why:
                 try:
-                    _set_states(began)
+                    streams.restore(began)
                     passing = _Pass(_stages, begin, end, layout.is_last, given, states)
                     result = passing.result_of(functools.partial(call, part, args, kwargs, functools.partial(passing.through, layers)))
                 except core.GroupError:
@@ -200,9 +198,9 @@ class Stages:
             if layout.is_last:
                 results.append(None if why else result)
             elif why:
-                link.send(layout.stage + 1, (why, None, None))
+                link.send(layout.stage + 1, (why, None))
             else:
-                sent = [t for t in link.send(layout.stage + 1, ("", _states(), result)) if t.requires_grad]
+                sent = [t for t in link.send(layout.stage + 1, ("", streams.states()), result) if t.requires_grad]
                 handed += [_Handed.apply(link, layout.stage + 1, *sent)] if sent else []
         return self._shared(link, why, results, handed, leaf, join)
 
@@ -226,18 +224,18 @@ class Stages:
                 except Exception as error:  # the others wait
                     why = str(error).removeprefix("castor: ")
             for stage in range(layout.stages - 1):
-                link.send(stage, (why, None if why else _states(), whole))
+                link.send(stage, (why, streams.states()), whole)
             link.drain()
         else:
             link.drain()
-            (why, states, nesting), tensors = link.receive(layout.stages - 1)
+            (why, states), nesting, tensors = link.receive(layout.stages - 1)
         if why:
             raise rows.Apart(f"has no stages: {why}")
         if layout.is_last:
             needing = [leaf for leaf, _ in rows.leaves(whole) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             made = dict(zip(map(id, needing), _Counted.apply(float(layout.stages), *needing))) if needing else {}
             return rows.mapped(whole, lambda leaf, path: made.get(id(leaf), leaf))
-        _set_states(states)
+        streams.restore(states)
         holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
         needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
         if needed and leaf.requires_grad:
@@ -265,7 +263,7 @@ class _Pass:
     def _of(self, place, forward):
         def layer(*args, **kwargs):
             if place == self._begin - 1:  # before what a checkpoint around the next layer keeps of them
-                _set_states(self._states)
+                streams.restore(self._states)
             return self._run.layer(place, lambda: forward(*args, **kwargs))
 
         return layer
@@ -279,20 +277,3 @@ class _Pass:
             raise RuntimeError("its forward ends before the last layer of its chain")
         return result
 
-
-def _states():
-    """Of the generators that a forward may draw from."""
-    numpy = sys.modules.get("numpy")
-    own, of_device = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return (own.numpy().tobytes(), None if of_device is None else of_device.numpy().tobytes(), random.getstate(),
-            None if numpy is None else numpy.random.get_state())
-
-
-def _set_states(states):
-    of_torch, of_device, of_python, of_numpy = states
-    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
-    if of_device is not None:
-        torch.cuda.set_rng_state(torch.frombuffer(bytearray(of_device), dtype=torch.uint8))
-    random.setstate(of_python)
-    if of_numpy is not None:
-        sys.modules["numpy"].random.set_state(of_numpy)

@@ -38,22 +38,15 @@ def step(optimizer, pairs, run):
         mine = {id(p) for p in group["params"]}
         for index in sorted({p.device.index for p, _ in able if id(p) in mine}):
             some = [pair for pair in able if id(pair[0]) in mine and pair[0].device.index == index]
+            why = step_common.why_not_reached(index)
+            if why:
+                _tell(f"optimizers step in parts: {why}")
+                continue
             try:
-                if _reaches(index):
-                    result = _step(index, some, run, done)
+                result = _step(index, some, run, done)
             except kernels.NotOnHost as why:
                 _tell(f"{type(optimizer).__name__} of {torch.device('cuda', index)} steps in parts: {why}")
     return done, result
-
-
-@functools.cache
-def _reaches(index):
-    try:
-        core.device_updates(index)
-    except core.Error as error:
-        _tell(f"optimizers step in parts: {error}")
-        return False
-    return True
 
 
 @functools.cache
@@ -69,8 +62,10 @@ def _able(optimizer, pairs):
     moved = {id(p) for group in optimizer.param_groups if group.get("momentum", 1) for p in group["params"]}
     able = [(p, grad) for p, grad in pairs if p.dim() and (id(p) not in moved or optimizer.state.get(p))]
     some = [step_common.tensors_of(optimizer, p, grad) for p, grad in able]
-    _follow([p for p, _ in able], [each[2:] for each in some])
-    return [pair for pair, each, there in zip(able, some, _on_host(some)) if _pays(each, there) and _are_alike(pair[0], each)]
+    where = _on_host(some)
+    if _follow([p for p, _ in able], [each[2:] for each in some], [there[2:] for there in where]):
+        where = _on_host(some)
+    return [pair for pair, each, there in zip(able, some, where) if _pays(each, there) and _are_alike(pair[0], each)]
 
 
 def _on_host(some):
@@ -79,10 +74,10 @@ def _on_host(some):
     return [[next(tiers) == core.HOME_HOST for _ in each] for each in some]
 
 
-def _follow(parameters, states):
+def _follow(parameters, states, where):
     """Where one of a parameter's states is on the host, the others on the device follow, a master among them, once: unless their homes are mostly of
-    others."""
-    divided = [(p, [t for t, is_there in zip(each, there) if not is_there]) for p, each, there in zip(parameters, states, _on_host(states))
+    others. where: of _on_host. Returns whether some may have moved."""
+    divided = [(p, [t for t, is_there in zip(each, there) if not is_there]) for p, each, there in zip(parameters, states, where)
                if any(there) and not all(there) and p not in _followed]
     _followed.update((p, True) for p, _ in divided)
     left = [t for _, each in divided for t in each]
@@ -96,6 +91,7 @@ def _follow(parameters, states):
             core.homes_to_host(pages.numbers(starts), len(starts))
         except core.Error as error:
             core.log(3, f"states stay on the device: {error}".encode())
+    return bool(starts)
 
 
 def _pays(some, there):
