@@ -5,6 +5,7 @@
 #include <string.h>
 #include "base/log.h"
 #include "job/options.h"
+#include "launcher/common/array.h"
 #include "launcher/common/device_peaks.h"
 #include "launcher/common/text_table.h"
 #include "launcher/report/collective_statistics.h"
@@ -140,17 +141,14 @@ static const report_rank *rank_of(const report *report, uint32_t process) {
 static bool collect(const report *report, uint32_t group, uint32_t process, calls *out) {
     const report_collectives *all = report->matched;
     *out = (calls){.rank = rank_of(report, process)};
-    for (size_t i = 0; i < all->key_count; i++) {
-        const report_key *key = &all->keys[i];
+    size_t capacity = 0;
+    for (size_t i = 0; i < all->entry_count; i++) {
+        const report_key *key = &all->keys[all->entries[i].key];
         if (key->group != group || key->process != process || is_message(all->operations[key->operation]))
             continue;
-        call *rows = realloc(out->rows, (out->count + key->entries) * sizeof *rows);
-        if (!rows && key->entries > 0)
+        if (!array_grow(&out->rows, &capacity, out->count, sizeof *out->rows))
             return false;
-        out->rows = rows;
-        for (size_t entry = 0; entry < key->entries; entry++)
-            rows[out->count++] =
-                (call){all->entries[key->first_entry + entry].begin_job_ns, key->size_bytes, key->operation};
+        out->rows[out->count++] = (call){all->entries[i].begin_job_ns, key->size_bytes, key->operation};
     }
     if (out->count > 0)
         qsort(out->rows, out->count, sizeof *out->rows, compare_begins);

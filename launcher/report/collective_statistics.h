@@ -46,7 +46,7 @@ typedef struct report_key {
     uint32_t size_class;
     /* Set by report_collectives_finish. `line`: its class, until classes are sorted. */
     uint32_t group, sequence, line;
-    size_t first_entry, entries; /* by begin */
+    size_t first_entry, entries; /* by begin; until matches are found, which sort entries anew */
 } report_key;
 
 /* A group, as one process recorded it. */

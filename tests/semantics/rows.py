@@ -56,9 +56,10 @@ class Row:
         """With how many it runs, where so many are asked for."""
         return 1 if self.expect.one_rank else ranks
 
-    def shown_by(self, plugin):
-        """False: it has a plugin of its own; or under the plugin none there is nothing of it to see, but arguments of Castor's runs or what Castor says."""
-        return plugin in ("gemini", "plain") if self.expect.plugin else plugin != "none" or not (self.expect.under or self.expect.says)
+    def shown_by(self, plugin, first="gemini"):
+        """False: it has a plugin of its own, and was shown with the first; or under the plugin none there is nothing of it to see, but arguments of Castor's runs
+        or what Castor says."""
+        return plugin in (first, "plain") if self.expect.plugin else plugin != "none" or not (self.expect.under or self.expect.says)
 
     @property
     def alone(self):

@@ -32,12 +32,15 @@ SCRIPTS = ("loops_ddp.py", "clip_ddp.py", "gradients_ddp.py", "optimizers_ddp.py
            "weights_ddp.py", "stepping_ddp.py", "amp_ddp.py", "recompute_ddp.py", "accumulate_ddp.py", "construct_ddp.py", "copies_ddp.py", "storages_ddp.py",
            "gpt_ddp.py", "nanogpt_ddp.py", "trainer_ddp.py", "accelerate_ddp.py", "fabric_ddp.py", "lightning_ddp.py")
 # Of one process, under --nproc.
-SINGLE = ("accelerator.py", "accumulate.py", "audited.py", "batch_norm.py", "batches.py", "chance.py", "construct.py", "drawn.py", "files.py", "gpt.py", "in_batch_losses.py",
+SINGLE = ("accelerator.py", "accumulate.py", "audited.py", "batch_norm.py", "batches.py", "chance.py", "construct.py", "divided.py", "drawn.py", "files.py", "gpt.py", "in_batch_losses.py",
           "kept.py", "lazies.py", "loops.py", "samplers.py", "shapes.py", "storages.py", "survivors.py", "taken.py", "tokens.py", "trainer.py", "unseeded.py", "without_optimizer.py", "writes.py")
 # Lines of Castor's on devices alone: of any script, and by script.
 HELD = "keeps optimizer states that another rank has"
 BUDGET = "CASTOR_DEVICE_BUDGET="  # what would do, under one that is smaller than the largest parameter needs
-MAY_SAY = {"chance.py": ("by rows it has another result",)}  # a kernel of attention, or of recurrent layers, draws the numbers of a dropout itself
+MAY_SAY = {  # a kernel of attention, or of recurrent layers, draws the numbers of a dropout itself
+    "chance.py": ("by rows it has another result",),
+    "divided.py": (r"\(Sequential: by rows it has another result", r"\(GPT2LMHeadModel: by rows it has another result"),
+}
 SHORT = {
     "loops.py": ("adam", "sgd_momentum", "clipped_by_norm", "scaler", "dropout", "batch_norm", "two_networks"),
     "loops_ddp.py": ("adam", "sgd_momentum", "two_models"),
@@ -45,6 +48,7 @@ SHORT = {
     "gradients_ddp.py": ("zeroed_in_place", "kept_while_zeroed_in_place", "edited_in_place", "two_losses_one_step"),
     "frozen_ddp.py": ("thawed_with_a_new_wrapper", "unused_on_some_ranks"),
     "checkpoint_ddp.py": ("saved_by_rank_0",),
+    "divided.py": ("gpt_adamw_clipped: PP=2", "encoder: PP=2"),
 }
 
 
@@ -63,4 +67,4 @@ def has(row):
 
 
 def in_short(row):
-    return row.case in SHORT.get(row.script, ()) and row.title == row.case
+    return row.title in SHORT.get(row.script, ())

@@ -373,7 +373,7 @@ def chosen(args):
             for row in every:
                 if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
-                if row.shown_by(plugin) and (ranks in row.expect.only_ranks or not row.expect.only_ranks):
+                if row.shown_by(plugin, args.plugin[0]) and (ranks in row.expect.only_ranks or not row.expect.only_ranks):
                     plan.append((plugin, row.ranks(ranks), row))
     if not plan:
         sys.exit("run.py: these rows are not for the plugin none")

@@ -25,6 +25,10 @@ for _ in range(3):
     optimizer.step()
     dist.all_reduce(loss.detach())
     print(f"loss {rank} {loss.item()}\n", end="", flush=True)  # in one piece, between those of other ranks
+if rank == 0:
+    dist.send(loss.detach(), 1)
+else:
+    dist.recv(torch.zeros((), device=device), 0)
 if rank == 0 and "MISMATCH" in os.environ:  # a bug that a script may have
     dist.all_reduce(loss.detach())
 elif os.environ.get("MISMATCH") == "absent":

@@ -40,6 +40,7 @@ def made(control, name, ranks, device):
         options._timeout = timeout
         options.global_ranks_in_group, options.group_name = ranks, name
         backend = dist.ProcessGroupNCCL(met, rank, len(ranks), options)
+        backend.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))  # later some ranks may wait for what others do before
     else:
         if devices != control.world and control.rank == 0:
             core.log(2, f"{control.world} ranks share {devices} device{'s' if devices > 1 else ''}: what they exchange goes through the host (gloo), since NCCL "

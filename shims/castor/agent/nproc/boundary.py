@@ -139,9 +139,8 @@ class Boundary:
             raise rows.Apart("has a batch norm, whose statistics several ranks would count several times")
         if any(isinstance(m, torch.jit.ScriptModule) or m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for _, m in modules):
             raise rows.Apart("is compiled")
+        self.job.layout.open_groups()
         if self.job.layout.stages > 1:
-            if self.job.on_device:
-                raise core.GroupError("castor: CASTOR_PP: stages are of models on the CPU; on devices divide layers (CASTOR_TP), or use --plugin gemini")
             if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf, _ in rows.leaves(arguments)):
                 raise rows.Apart("gets an argument that requires a gradient, of which one stage has it")
             if any(p.requires_grad and not script_process.is_registered(p) for p in module.parameters()):
@@ -262,7 +261,7 @@ class Boundary:
         if not torch.is_grad_enabled() or not torch.cuda.is_initialized():
             return ()
         inputs = backward_trial.inputs_of(modules, arguments)
-        return (backward_trial.Pass(inputs), backward_trial.Pass(inputs)) if any(t.is_cuda for t in inputs) else ()
+        return (backward_trial.Pass(inputs, [self.job.stages.leaf]), backward_trial.Pass(inputs)) if any(t.is_cuda for t in inputs) else ()
 
     def _compared(self, passes, modules, result):
         by_rows, whole = passes

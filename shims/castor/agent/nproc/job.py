@@ -55,6 +55,10 @@ class Job(script_process.Process):
         self.audited = False  # rank 0's fork computes the whole of this batch
 
     @property
+    def sums_late(self):
+        return self.layout.stages > 1
+
+    @property
     def is_divided(self):
         """Whether each rank has its part of the batch: the loop's batches come from a loader that splits them, or a model computes its rows."""
         return self.source() is not None or self.boundary.division is not None

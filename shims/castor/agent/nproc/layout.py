@@ -3,8 +3,6 @@ model's chain of layers, and in each stage tensor-parallel ranks share layers (d
 
 All ranks have all parameters, which the node keeps once. What is divided is the work: a rank's gradient is N times its contribution, N ranks in all, and the
 mean over the ranks is the whole gradient, whoever has made it."""
-import functools
-
 import torch
 
 from .. import core
@@ -36,6 +34,7 @@ class Layout:
         self.replica, within = divmod(rank, self.copies)
         self.stage, self.place = divmod(within, self.tensor_size)
         self._control = control
+        self._groups = {}  # (whose, the type of devices whose tensors they send): PyTorch's
 
     def of_replicas(self, every):
         """Of a list with an item for each rank one for each replica: that of the first rank of its last stage."""
@@ -45,15 +44,22 @@ class Layout:
     def is_last(self):
         return self.stage == self.stages - 1
 
-    @functools.cached_property
-    def tensor_group(self):
-        """PyTorch's, of the tensor-parallel ranks. All ranks ask for it together."""
-        return self._group("castor-tensor", range(self.rank - self.place, self.rank - self.place + self.tensor_size))
+    def open_groups(self):
+        """Those that a model's call uses: on all ranks together, since while it runs some of them wait for others."""
+        for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
+            if self.tensor_size > 1:
+                self._open("tensor", device, range(self.rank - self.place, self.rank - self.place + self.tensor_size))
+            if self.stages > 1:
+                self._open("stages", device, range(self.replica * self.copies + self.place, (self.replica + 1) * self.copies, self.tensor_size))
 
-    @functools.cached_property
-    def stage_group(self):
+    def _open(self, whose, device, ranks):
+        if (whose, device) not in self._groups:
+            self._groups[whose, device] = own_group.made(self._control(), f"castor-{whose}-{device}-{ranks[0]}", list(ranks), device)
+
+    def tensor_group(self, device):
+        """Of the tensor-parallel ranks, for tensors of a type of devices."""
+        return self._groups["tensor", device]
+
+    def stage_group(self, device):
         """Of the stages of one replica, of those with one place."""
-        return self._group("castor-stages", range(self.replica * self.copies + self.place, (self.replica + 1) * self.copies, self.tensor_size))
-
-    def _group(self, name, ranks):
-        return own_group.made(self._control(), f"{name}-{ranks[0]}", list(ranks), "cuda" if torch.cuda.is_initialized() else "cpu")
+        return self._groups["stages", device]

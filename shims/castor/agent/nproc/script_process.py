@@ -29,6 +29,7 @@ class Process(events.Observer):
     """One rank of this run. By default an event does nothing."""
 
     share = 1.0  # the weight of this rank's loss and gradients: by the size of its part for a mean, 1 for a sum
+    sums_late = False  # ranks wait for each other within a backward pass: sums, which come in one order on all of them, wait for its end
 
     def __init__(self, rank, world):
         self.rank, self.world = rank, world
@@ -125,7 +126,7 @@ class Synchronizer(gradients.Synchronizer):
     """Sums the gradients of all optimizers' parameters that any rank's backward reached."""
 
     def __init__(self, job):
-        super().__init__(job.group, [])
+        super().__init__(job.group, [], job.sums_late)
         self.job = job
         self.devices = None  # on_devices.Sums, once there are any
         self.has_raised = False
@@ -169,6 +170,8 @@ class Synchronizer(gradients.Synchronizer):
             self.entries.remove(entry)
             return
         super()._ready(entry, p)
+        if self.delayed and self.expecting:
+            self.ready.add(entry)
 
     def settle(self, pairs):
         """Within a backward pass: the gradients that came of these (parameter, entry) are sums now, which an optimizer may step. In one
@@ -234,7 +237,7 @@ class Synchronizer(gradients.Synchronizer):
     def _participants(self):
         """The entries that some rank's backward reached: the same list on every rank."""
         of_devices = [] if self.devices is None else self.devices.flags()
-        flags = [e.added for e in self.entries] + of_devices + [self.has_raised, not self.has_raised]
+        flags = [e.added or e in self.ready for e in self.entries] + of_devices + [self.has_raised, not self.has_raised]
         reached = self.group.union(flags, "the end of backward")
         if reached is not None and all(reached[-2:]):
             self._refuse_raised()

@@ -22,7 +22,7 @@ class _Hole:
     """A tensor, in what is sent ahead of it."""
 
     def __init__(self, tensor):
-        self.shape, self.dtype, self.needs_gradient = tensor.shape, tensor.dtype, tensor.requires_grad
+        self.shape, self.dtype, self.device, self.needs_gradient = tensor.shape, tensor.dtype, tensor.device.type, tensor.requires_grad
 
 
 class _Failed(Exception):
@@ -30,11 +30,12 @@ class _Failed(Exception):
 
 
 class _Link:
-    """What the stages of a replica send each other."""
+    """What the stages of a replica send each other: words, and tensors of the host, over one group, and tensors of devices over another."""
 
-    def __init__(self, group):
-        self.group = group
-        self.sent = []  # (work, tensor), which lives until it was sent
+    def __init__(self, layout, sent):
+        self.layout = layout
+        self.sent = sent  # (work, tensor), which live until that was sent, whether or not a graph still does
+        self.early = {}  # microbatch: its gradients, which the stage behind has sent before this one asked for them
 
     def send(self, to, said, value=None):
         """said: anything that can be pickled; value: any nesting of tensors and of such things. Returns these tensors, in their order. Nobody waits."""
@@ -47,40 +48,49 @@ class _Link:
             return _Hole(leaf)
 
         data = torch.frombuffer(bytearray(pickle.dumps((said, rows.mapped(value, hole)))), dtype=torch.uint8)
-        self.send_tensors(to, [torch.tensor([len(data)]), data, *tensors])
+        self.sent[:] = [(work, tensor) for work, tensor in self.sent if not work.is_completed()]
+        for several in ([torch.tensor([len(data)]), data], list(map(rows.resolved, tensors))):
+            self.sent += self._begun(several, lambda backend, tensor: backend.send([tensor], to, 0))
         return tensors
-
-    def send_tensors(self, to, tensors):
-        self.sent = [(work, tensor) for work, tensor in self.sent if not work.is_completed()]
-        for tensor in tensors:
-            tensor = self._here(rows.resolved(tensor))
-            if tensor.numel():
-                self.sent.append((self.group.send([tensor], to, 0), tensor))
 
     def receive(self, of):
         """(what was said, the nesting with a _Hole for each tensor, the tensors)"""
-        length = self._received(of, torch.Size([1]), torch.int64)
-        said, nesting = pickle.loads(self._received(of, torch.Size([int(length)]), torch.uint8).cpu().numpy().tobytes())
+        length, = self._filled(of, [torch.empty(1, dtype=torch.int64)])
+        data, = self._filled(of, [torch.empty(int(length), dtype=torch.uint8)])
+        said, nesting = pickle.loads(data.numpy().tobytes())
         holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
-        return said, nesting, self.receive_tensors(of, [(hole.shape, hole.dtype) for hole in holes])
+        return said, nesting, self._filled(of, [torch.empty(hole.shape, dtype=hole.dtype, device=hole.device) for hole in holes])
 
-    def receive_tensors(self, of, shapes):
-        return [self._received(of, *each) for each in shapes]
+    def _filled(self, of, tensors):
+        for work, _ in self._begun(tensors, lambda backend, tensor: backend.recv([tensor], of, 0)):
+            work.wait()
+        return tensors
 
-    def _received(self, of, shape, dtype):
-        tensor = self._here(torch.empty(shape, dtype=dtype))
-        if tensor.numel():
-            self.group.recv([tensor], of, 0).wait()
-        return tensor
+    def _begun(self, tensors, begin):
+        """begin(backend, tensor): begins to send one, or to receive it. The works, each with what must live until it has ended; NCCL has one for all."""
+        found = []
+        for kind in {t.device.type: None for t in tensors}:
+            backend = self.layout.stage_group(kind)._get_backend(torch.device(kind))
+            some = [t for t in tensors if t.device.type == kind and t.numel()]
+            if backend.supports_coalescing and some:
+                backend._start_coalescing()
+                for tensor in some:
+                    begin(backend, tensor)
+                found.append((backend._end_coalescing(), some))
+            else:
+                found += [(begin(backend, tensor), tensor) for tensor in some]
+        return found
 
-    @staticmethod
-    def _here(tensor):
-        return tensor.cuda() if torch.cuda.is_initialized() else tensor
+    def gradients_of(self, of, number):
+        """Those of a microbatch, by the stage behind, which may come to others first: a graph on a device and on the host has no order."""
+        while number not in self.early:
+            came, _, self.early[came] = self.receive(of)
+        return self.early.pop(number)
 
     def drain(self):
         for work, _ in self.sent:
             work.wait()
-        self.sent = []
+        self.sent.clear()
 
 
 def _filled(nesting, tensors):
@@ -92,30 +102,29 @@ class _Arrived(torch.autograd.Function):
     """What the stage before has sent; its gradients go back there."""
 
     @staticmethod
-    def forward(ctx, link, of, any_leaf, *tensors):
-        ctx.link, ctx.of = link, of
+    def forward(ctx, link, of, number, any_leaf, *tensors):
+        ctx.link, ctx.of, ctx.number = link, of, number
         return tuple(t.view_as(t) for t in tensors)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        ctx.link.send_tensors(ctx.of, gradients)
-        return (None, None, None, *(None for _ in gradients))
+        ctx.link.send(ctx.of, ctx.number, list(gradients))
+        return (None, None, None, None, *(None for _ in gradients))
 
 
 class _Handed(torch.autograd.Function):
     """What this stage has sent to the next one. A number of no meaning, from which a backward pass goes on to the gradients that come from there."""
 
     @staticmethod
-    def forward(ctx, link, to, *tensors):
-        ctx.link, ctx.to = link, to
-        ctx.likes = [(t.shape, t.dtype) for t in tensors]
+    def forward(ctx, link, to, number, *tensors):
+        ctx.link, ctx.to, ctx.number = link, to, number
         return torch.zeros((), device=tensors[0].device)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, _):
-        return (None, None, *ctx.link.receive_tensors(ctx.to, ctx.likes))
+        return (None, None, None, *ctx.link.gradients_of(ctx.to, ctx.number))
 
 
 class _Given(torch.autograd.Function):
@@ -149,6 +158,8 @@ class _Counted(torch.autograd.Function):
 class Stages:
     def __init__(self, layout):
         self.layout = layout
+        self._sent = []  # of _Link
+        self.leaf = torch.zeros((), requires_grad=True)  # where each stage's graph ends: a pass goes through what was sent to get there
         self._chains = weakref.WeakKeyDictionary()  # the outermost module: (its chain's layers, the first layer of each stage and the end)
 
     def prepare(self, module):
@@ -176,16 +187,15 @@ class Stages:
         from ...shardformer import _stages
 
         layout, (layers, bounds) = self.layout, self._chains[module]
-        link = _Link(layout.stage_group)
+        link = _Link(layout, self._sent)
         begin, end = bounds[layout.stage], bounds[layout.stage + 1]
-        leaf = torch.zeros((), requires_grad=torch.is_grad_enabled())
         began, results, handed, why = streams.states(), [], [], ""
-        for args, kwargs, part in microbatches:
+        for number, (args, kwargs, part) in enumerate(microbatches):
             given, states = None, began
             if layout.stage:
                 (failed, states), given, tensors = link.receive(layout.stage - 1)
                 why = why or failed
-                given = None if failed else _filled(given, self._arrived(link, leaf, given, tensors))
+                given = None if failed else _filled(given, self._arrived(link, number, given, tensors))
             if not why:
                 try:
                     streams.restore(began)
@@ -201,19 +211,18 @@ class Stages:
                 link.send(layout.stage + 1, (why, None))
             else:
                 sent = [t for t in link.send(layout.stage + 1, ("", streams.states()), result) if t.requires_grad]
-                handed += [_Handed.apply(link, layout.stage + 1, *sent)] if sent else []
-        return self._shared(link, why, results, handed, leaf, join)
+                handed += [_Handed.apply(link, layout.stage + 1, number, *sent)] if sent else []
+        return self._shared(link, why, results, handed, join)
 
-    @staticmethod
-    def _arrived(link, leaf, nesting, tensors):
+    def _arrived(self, link, number, nesting, tensors):
         holes = [each for each, _ in rows.leaves(nesting) if isinstance(each, _Hole)]
         needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
-        if needed and leaf.requires_grad:
-            for n, t in zip(needed, _Arrived.apply(link, link.group.rank() - 1, leaf, *(tensors[n] for n in needed))):
+        if needed and torch.is_grad_enabled():
+            for n, t in zip(needed, _Arrived.apply(link, self.layout.stage - 1, number, self.leaf, *(tensors[n] for n in needed))):
                 tensors[n] = t
         return tensors
 
-    def _shared(self, link, why, results, handed, leaf, join):
+    def _shared(self, link, why, results, handed, join):
         """The last stage gives the results to the others."""
         layout = self.layout
         if layout.is_last:
@@ -238,8 +247,8 @@ class Stages:
         streams.restore(states)
         holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
         needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
-        if needed and leaf.requires_grad:
-            for n, t in zip(needed, _Given.apply(leaf, len(needed), *(tensors[n] for n in needed), *handed)):
+        if needed and torch.is_grad_enabled():
+            for n, t in zip(needed, _Given.apply(self.leaf, len(needed), *(tensors[n] for n in needed), *handed)):
                 tensors[n] = t
         return _filled(nesting, tensors)
 

@@ -3,6 +3,7 @@
 Every call of the autograd engine goes through torch.autograd.graph._engine_run_backward; reentrant checkpointing nests
 it. The end of a backward is the return of the outermost call. What belongs to a device runs in a thread of PyTorch's own, of which all work,
 nested calls as well, belongs to the pass that another thread has called last."""
+import contextlib
 import functools
 import threading
 
@@ -68,10 +69,6 @@ class Observer:
 _observers = []
 
 
-def _end(pending):
-    _running[:] = [other for other in _running if other is not pending]
-
-
 def observe(observer):
     """`observer` is one more observer."""
     _observers.append(observer)
@@ -85,9 +82,24 @@ def observe_only(observer):
 _engine = None  # of PyTorch
 
 
+@contextlib.contextmanager
+def _outermost():
+    """What comes at the end of the pass that runs in here; passes that this one calls, in other threads too, are parts of it."""
+    pending = _thread.pending = []
+    _running.append(pending)
+    try:
+        yield pending
+    finally:
+        _thread.pending = None
+        _running[:] = [other for other in _running if other is not pending]
+
+
 def run_unheard(outputs, gradients, inputs):
     """A pass from the outputs to the inputs, of which no observer hears, through a graph that stays."""
-    _engine(tuple(outputs), tuple(gradients), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
+    with _outermost() as pending:
+        _engine(tuple(outputs), tuple(gradients), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
+    for callback, _ in pending:
+        callback()
 
 
 def _wrap(run):
@@ -101,12 +113,10 @@ def _wrap(run):
             return run(t_outputs, *args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", False)
         begin = core.phase_begin(core.PHASE_BACKWARD) if accumulates else None
-        pending = _thread.pending = []
-        _running.append(pending)
-        heard = tuple(_observers) if accumulates else ()
+        pending, heard = (), tuple(_observers) if accumulates else ()
         try:
             try:
-                try:
+                with _outermost() as pending:
                     for observer in heard:
                         observer.backward_begun(t_outputs, bool(args[2]) if len(args) > 2 else kwargs.get("create_graph", False))
                         args = (observer.scaled(args[0]), *args[1:])
@@ -114,9 +124,6 @@ def _wrap(run):
                         for observer in _observers:
                             observer.gradients_taken(args[3], bool(args[2]))
                     result = run(t_outputs, *args, **kwargs)
-                finally:
-                    _thread.pending = None
-                    _end(pending)
                 if not accumulates and len(args) > 3:
                     for observer in _observers:
                         result = observer.gradients_made(result, bool(args[2]))
