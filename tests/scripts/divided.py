@@ -116,14 +116,14 @@ class Residual(nn.Sequential):
 class Perceptrons(nn.Module):
     """Blocks with dropout in between; between the layers of each if `within`."""
 
-    def __init__(self, within, dropout=0.1, norm=nn.LayerNorm):
+    def __init__(self, within, dropout=0.1, norm=nn.LayerNorm, width=WIDTH):
         super().__init__()
-        self.enter = nn.Linear(8, WIDTH)
+        self.enter = nn.Linear(8, width)
         self.blocks = nn.ModuleList(
-            Residual(norm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(dropout * within), nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(dropout * (not within)))
+            Residual(norm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(dropout * within), nn.Linear(2 * width, width), nn.Dropout(dropout * (not within)))
             for _ in range(4)
         )
-        self.leave = nn.Linear(WIDTH, 3)
+        self.leave = nn.Linear(width, 3)
 
     def forward(self, x):
         x = self.enter(x)
@@ -289,6 +289,11 @@ def hf_vit(log):
         return model(pixel_values=torch.randn(4, 3, 16, 16, generator=generator), labels=torch.randint(0, 5, (4,), generator=generator)).loss
 
     train(log, transformers.ViTForImageClassification(config), loss_of, without_momentum)
+
+
+@record.case
+def wide_blocks(log):  # the last of two stages makes more gradients than are queued to be summed
+    train(log, Perceptrons(within=False, width=1152), of_classes, without_momentum, steps=2)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ ADAPTIVE = "gpt_adamw_clipped", "accumulated"
 OF_KEYS = "hf_bert", "hf_vit"  # gradients of the keys' biases cancel
 CASES = (
     "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
-    "encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit"
+    "encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit wide_blocks"
 ).split()
 # What a line says where a model is computed whole.
 WHOLE = {

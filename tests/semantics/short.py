@@ -48,7 +48,7 @@ STAND_INS = {
 
 
 # Of divided.py, with two ranks, and in both ways with four: the others are of the same kinds.
-DIVIDED = ("gpt_adamw_clipped", "evaluated", "dropout_within_blocks", "recomputed", "remembers_each_block", "hf_gpt2")
+DIVIDED = ("gpt_adamw_clipped", "evaluated", "dropout_within_blocks", "recomputed", "remembers_each_block", "hf_gpt2", "wide_blocks")
 BOTH_WAYS = "TP=2 PP=2"
 
 

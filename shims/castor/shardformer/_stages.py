@@ -23,10 +23,8 @@ class _Ended(Exception):
     """A part's last layer has run. Carries its output."""
 
 
-_SHOWN = {"shape", "dtype", "device", "requires_grad", "ndim", "is_cuda", "layout", "is_leaf", "grad_fn", "size", "dim", "numel", "__len__",
-          "is_floating_point", "ndimension"}
-
-
+_SHOWN = {"shape", "dtype", "device", "get_device", "requires_grad", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse", "layout", "is_leaf", "grad_fn", "size", "dim",
+          "numel", "element_size", "__len__", "is_floating_point", "is_complex", "ndimension"}
 _MOVED = {"to", "contiguous"}  # the same values, still unknown
 
 
