@@ -13,6 +13,7 @@ CASES = (
     "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
     "encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit wide_blocks"
 ).split()
+OPTIONS = {"wide_blocks": ("CASTOR_AUDIT=1",)}  # so its second step is divided
 # What a line says where a model is computed whole.
 WHOLE = {
     "batch_norms": {"": r"computed whole on every rank.*\(Perceptrons: has a batch norm"},
@@ -24,7 +25,7 @@ WHOLE = {
 
 
 def row_of(case, layout, ranks):
-    options = (*(f"CASTOR_{word}" for word in layout.split()), "CASTOR_ZERO_STAGE=2")
+    options = (*(f"CASTOR_{word}" for word in layout.split()), "CASTOR_ZERO_STAGE=2", *OPTIONS.get(case, ()))
     says = next((pattern for part, pattern in WHOLE.get(case, {}).items() if part in layout), "")
     expect = adaptive if case in ADAPTIVE else like(sgd, tolerance=replace(CANCELS, floor=1e-6)) if case in OF_KEYS else sgd
     return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False)
