@@ -51,8 +51,8 @@ NVCC := $(shell command -v nvcc || ls "$$(dirname "$(PYTHON)")"/../lib/python3*/
 endif
 NVCC_ARCHITECTURES ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 LAUNCHER_C := $(wildcard launcher/*.c launcher/*/*.c)
-LAUNCHER_INTERPOSE := arena/pages base/error base/file_bytes base/log base/machine base/process base/thread events/held job/begin job/ends job/meeting \
-	job/options job/plugin parallel/mesh parallel/pipeline parallel/rank_lists parallel/stages placement/chunk placement/chunk_manager placement/chunk_room \
+LAUNCHER_INTERPOSE := arena/pages base/error base/file_bytes base/log base/machine base/process base/thread events/held job/begin job/cluster job/ends \
+	job/meeting job/options job/plugin job/words parallel/mesh parallel/pipeline parallel/rank_lists parallel/stages placement/chunk placement/chunk_manager placement/chunk_room \
 	placement/chunk_search placement/chunk_statistics placement/moments placement/placement placement/prefetch placement/victims
 LAUNCHER_O := $(LAUNCHER_C:%.c=$(B)/obj/%.o) $(LAUNCHER_INTERPOSE:%=$(B)/obj/interpose/%.o)
 # The tests' own code is built once for all builds but that for ThreadSanitizer, which must see their atomics.

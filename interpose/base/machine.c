@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -149,4 +150,12 @@ uint64_t machine_memory_available(const char *root) {
     machine_meminfo(root, "MemAvailable", &l.left);
     cgroups_walk(root, "memory", visit_memory, &l);
     return l.left;
+}
+
+unsigned long machine_cores_usable(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return (unsigned long)CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more cores than cpu_set_t holds */
+    return online > 0 ? (unsigned long)online : 1;
 }

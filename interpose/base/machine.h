@@ -13,6 +13,9 @@ bool machine_read_number(const char *root, const char *path, uint64_t *out);
 /* A line "NAME:   123 kB" of /proc/meminfo, in bytes. */
 bool machine_meminfo(const char *root, const char *name, uint64_t *out);
 
+/* The processors that this process may use. */
+unsigned long machine_cores_usable(void);
+
 /* A controller of control groups, and the names of a file of it in versions 2 and 1. */
 typedef struct machine_controller {
     const char *name, *file_v2, *file_v1;

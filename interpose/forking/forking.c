@@ -24,6 +24,7 @@
 #include "files/overlay.h"
 #include "job/fork_line.h"
 #include "job/options.h"
+#include "outputs.h"
 #include "trace/phases.h"
 
 /* Whether a process that has just imported PyTorch may be forked, so that all that follows is as if each of the ranks had been started by
@@ -322,30 +323,6 @@ int forking_ready(void) {
 
 /* ---- a rank ---- */
 
-static bool take_place(int file, int number) {
-    if (file == number)
-        return fcntl(file, F_SETFD, 0) == 0;
-    bool done = file >= 0 && dup2(file, number) >= 0;
-    if (file >= 0)
-        close(file);
-    return done;
-}
-
-/* As castor does for ranks that it starts. */
-static bool take_outputs(int rank, int *log_file) {
-    static const char *const names[] = {LINE_OUTPUT_NAME, LINE_ERRORS_NAME};
-    char path[OPTION_STRING_MAX + 32], name[24];
-    *log_file = fcntl(STDERR_FILENO, F_DUPFD, LINE_FILE_MIN);
-    for (int i = 0; i < 2; i++) {
-        log_format(name, sizeof name, names[i], rank);
-        log_format(path, sizeof path, "%s/%s", options()->log_dir, name);
-        int file = call_open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
-        if (!take_place(file, STDOUT_FILENO + i))
-            return false;
-    }
-    return true;
-}
-
 static bool take_answer(line_answer *answer) {
     ssize_t length;
     do {
@@ -368,8 +345,8 @@ int forking_become(int rank, int *log_file) {
     if (!goes)
         return 0;                     /* rank 0 sees that one is missing, or castor has refused */
     prctl(PR_SET_PDEATHSIG, SIGTERM); /* castor is the parent now, the helper has ended */
-    if (!take_place(call_open("/dev/null", O_RDONLY, 0), STDIN_FILENO) ||
-        (!answer.outputs_pass && !take_outputs(rank, log_file))) {
+    if (!outputs_take_input() ||
+        (!answer.outputs_pass && !outputs_take(rank, options()->log_dir, log_file))) {
         LOG_E("rank %d cannot open its outputs in %s: error %d", rank, options()->log_dir, errno);
         return 1;
     }

@@ -9,14 +9,24 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/log.h"
+#include "base/siphash.h"
+#include "meeting.h"
 #include "options.h"
 
 enum { SAME_SECOND_MAX = 1000 };
 
 static pid_t beginner; /* 0: none */
 
-bool job_token_draw(char out[JOB_TOKEN_DIGITS + 1]) {
+static void token_write(const unsigned char *bytes, char out[JOB_TOKEN_DIGITS + 1]) {
     static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < JOB_TOKEN_DIGITS / 2; i++) {
+        out[2 * i] = digits[bytes[i] >> 4];
+        out[2 * i + 1] = digits[bytes[i] & 15];
+    }
+    out[JOB_TOKEN_DIGITS] = '\0';
+}
+
+bool job_token_draw(char out[JOB_TOKEN_DIGITS + 1]) {
     unsigned char bytes[JOB_TOKEN_DIGITS / 2];
     ssize_t length;
     do {
@@ -24,12 +34,23 @@ bool job_token_draw(char out[JOB_TOKEN_DIGITS + 1]) {
     } while (length < 0 && errno == EINTR);
     if (length != (ssize_t)sizeof bytes)
         return false;
-    for (size_t i = 0; i < sizeof bytes; i++) {
-        out[2 * i] = digits[bytes[i] >> 4];
-        out[2 * i + 1] = digits[bytes[i] & 15];
-    }
-    out[JOB_TOKEN_DIGITS] = '\0';
+    token_write(bytes, out);
     return true;
+}
+
+void job_token_derive(const char *from, const char *what, char out[JOB_TOKEN_DIGITS + 1]) {
+    uint64_t words[2], key[2];
+    meeting_key(from, key);
+    words[0] = siphash(key, what, strlen(what));
+    words[1] = siphash(key, words, sizeof words[0]);
+    token_write((const unsigned char *)words, out);
+}
+
+uint32_t job_hash_seed(const char *token) {
+    uint32_t seed = 0;
+    for (int i = 0; i < 8 && token[i]; i++)
+        seed = seed << 4 | (uint32_t)(token[i] <= '9' ? token[i] - '0' : token[i] - 'a' + 10);
+    return seed ? seed : 1;
 }
 
 bool job_folders_make(const char *wanted, size_t *made_from) {

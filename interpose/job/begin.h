@@ -5,12 +5,21 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include "base/status.h"
 
 enum { JOB_TOKEN_DIGITS = 32 };
 
+/* The folder of a running job, in its log directory, for its ranks' changes of files. */
+#define JOB_FILES_NAME ".files"
+
 /* A new token. False with errno: there are no random numbers. */
 bool job_token_draw(char out[JOB_TOKEN_DIGITS + 1]);
+/* The token that whoever knows `from` can make for `what`; it tells nothing of `from`, nor of others made from it. */
+void job_token_derive(const char *from, const char *what, char out[JOB_TOKEN_DIGITS + 1]);
+
+/* Python's seed of hashes: the same on all ranks of a job, from 1 to 2^32 - 1; another one in the next job, as Python's own. */
+uint32_t job_hash_seed(const char *token);
 
 /* mkdir -p. `made_from` gets the length of the first directory that was made, or 0. False with errno. */
 bool job_folders_make(const char *path, size_t *made_from);

@@ -15,9 +15,15 @@ static uint64_t fold(const char *half, size_t length) {
     return h;
 }
 
-socklen_t meeting_address(struct sockaddr_un *address, const char *token, const char *what) {
+void meeting_key(const char *token, uint64_t key[2]) {
     size_t length = strlen(token), half = length / 2;
-    uint64_t key[2] = {fold(token, half), fold(token + half, length - half)};
+    key[0] = fold(token, half);
+    key[1] = fold(token + half, length - half);
+}
+
+socklen_t meeting_address(struct sockaddr_un *address, const char *token, const char *what) {
+    uint64_t key[2];
+    meeting_key(token, key);
     uint64_t a = siphash(key, what, strlen(what));
     uint64_t b = siphash(key, &a, sizeof a);
     memset(address, 0, sizeof *address);

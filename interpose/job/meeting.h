@@ -8,9 +8,12 @@
 #define CASTOR_JOB_MEETING_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
+/* The key of hashes that only who knows the token can make. */
+void meeting_key(const char *token, uint64_t key[2]);
 /* The address for `what` in the job of this token, and its length. */
 socklen_t meeting_address(struct sockaddr_un *address, const char *token, const char *what);
 

@@ -1,18 +1,8 @@
 #include "limits.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 #include "base/machine.h"
-
-unsigned long limit_cores_usable(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        return (unsigned long)CPU_COUNT(&set);
-    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more cores than cpu_set_t holds */
-    return online > 0 ? (unsigned long)online : 1;
-}
 
 double limit_cores_given(void) {
     char quota[64];

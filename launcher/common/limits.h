@@ -4,7 +4,6 @@
 
 #include <stdint.h>
 
-unsigned long limit_cores_usable(void); /* by the mask of its processors */
 double limit_cores_given(void);    /* the processor time that a control group gives, in cores; 0: no limit */
 uint64_t limit_memory_bytes(void); /* what a control group allows; 0: no limit */
 

@@ -47,7 +47,7 @@ static void check_machine(doctor_checks *checks) {
     doctor_add(checks, SECTION_MACHINE, "glibc", old ? DOCTOR_FAIL : DOCTOR_OK, "%s", libc);
     if (old)
         doctor_advise(checks, "Castor needs glibc 2.28 or later: a newer system, or a container with one");
-    unsigned long usable = limit_cores_usable();
+    unsigned long usable = machine_cores_usable();
     double limit = limit_cores_given();
     if (limit > 0 && limit < (double)usable)
         doctor_add(checks, SECTION_MACHINE, "cores", DOCTOR_OK, "%lu, of which a control group gives %.1f",

@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #define JOB_RUNS_PARENT "castor-logs" /* where runs are that were given no directory */
-#define JOB_FILES_NAME  ".files"      /* the folder of a running job for its ranks' changes of files */
 
 typedef struct job_run {
     char name[NAME_MAX + 1];

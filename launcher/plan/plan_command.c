@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/log.h"
+#include "base/machine.h"
 #include "launcher/common/command_line.h"
-#include "launcher/common/limits.h"
 
 enum { STATUS_MADE = 0, STATUS_NOTHING_FITS = 1, STATUS_USAGE = 2 };
 
@@ -21,7 +21,7 @@ typedef struct request {
 static plan_cluster assumed_cluster(void) {
     return (plan_cluster){
         .nodes = 1,
-        .cores = (uint32_t)limit_cores_usable(),
+        .cores = (uint32_t)machine_cores_usable(),
 #define ASSUMED(id, key, value, doc) .id = value,
 #include "assumed.def"
     };

@@ -104,7 +104,7 @@ static void add_gpus(FILE *out) {
 
 /* The cores that this process may use, and what a control group gives of them. */
 static void add_cores(FILE *out) {
-    unsigned long usable = limit_cores_usable();
+    unsigned long usable = machine_cores_usable();
     double given = limit_cores_given();
     if (given > 0 && given < (double)usable)
         add(out, TRACE_ABOUT_CORES, "%lu, of which a control group gives %.1f", usable, given);

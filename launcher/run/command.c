@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/log.h"
+#include "job/words.h"
 #include "launcher/common/suffix.h"
 
 /* ---- finding the file ---- */
@@ -56,7 +57,7 @@ static bool find_in(const char *name, const char *search, char *path, size_t pat
 static void refuse_missing(const char *name, const char *search) {
     char other[PATH_MAX], path[PATH_MAX];
     const char *known = strcmp(name, "python") == 0 ? "python3" : "python";
-    if (!run_command_is_python(name))
+    if (!words_is_python(name))
         LOG_E("%s: command not found in PATH", name);
     else if (run_python_other(search, "", other, sizeof other))
         LOG_E("%s: command not found in PATH; %s has torch: castor run -- %s ...", name, other, other);
@@ -91,37 +92,6 @@ int run_command_find(const char *name, const char *search, char *path, size_t pa
 
 /* ---- recognizing other launchers ---- */
 
-static const struct launcher {
-    const char *name, *fix; /* NULL: a notebook, which has no ranks */
-    bool command;           /* starts the command among its arguments as it stands, not a script */
-} launchers[] = {
-    {"torchrun", "--nproc-per-node", false},
-    {"accelerate", "--num_processes", false},
-    {"deepspeed", "--num_gpus", false},
-    {"mpirun", "-n", true},
-    {"mpiexec", "-n", true},
-    {"srun", "--ntasks", true},
-    {"horovodrun", "-np", true},
-    {"jupyter", NULL, false},
-    {"jupyter-lab", NULL, false},
-    {"jupyter-notebook", NULL, false},
-    {"jupyter-console", NULL, false},
-};
-
-/* What `python -m` starts under these names. */
-static const struct launcher_module {
-    const char *name, *fix;
-} launcher_modules[] = {
-    {"torch.distributed.run", "--nproc-per-node"},
-    {"torch.distributed.launch", "--nproc-per-node"},
-    {"accelerate.commands.launch", "--num_processes"},
-    {"accelerate.commands.accelerate_cli", "--num_processes"},
-    {"deepspeed.launcher.runner", "--num_gpus"},
-    {"horovod.runner.launch", "-np"},
-    {"ipykernel_launcher", NULL},
-    {"ipykernel", NULL},
-};
-
 /* Commands that start the command among their arguments. */
 static const struct wrapper {
     const char *name;
@@ -133,98 +103,10 @@ static const struct wrapper {
     {"mamba", false},   {"pixi", false},
 };
 
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
-static const struct launcher *launcher_of(const char *word) {
-    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
-        if (strcmp(base_name(word), launchers[i].name) == 0)
-            return &launchers[i];
-    return NULL;
-}
-
-static const char *find_launcher(const char *word, const char **fix) {
-    const struct launcher *launcher = launcher_of(word);
-    if (launcher)
-        *fix = launcher->fix;
-    return launcher ? launcher->name : NULL;
-}
-
-static const char *find_module(const char *module, const char **fix) {
-    for (size_t i = 0; i < sizeof launcher_modules / sizeof *launcher_modules; i++)
-        if (strcmp(module, launcher_modules[i].name) == 0) {
-            *fix = launcher_modules[i].fix;
-            return launcher_modules[i].name;
-        }
-    return NULL;
-}
-
-/* python, python3, python3.12, pypy3 */
-bool run_command_is_python(const char *word) {
-    const char *name = base_name(word);
-    size_t length = strncmp(name, "python", 6) == 0 ? 6 : strncmp(name, "pypy", 4) == 0 ? 4 : 0;
-    return length && strspn(name + length, "0123456789.") == strlen(name + length);
-}
-
-static bool is_standard_input(const char *script) {
-    static const char *const names[] = {"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(script, names[i]) == 0)
-            return true;
-    return false;
-}
-
-typedef struct python_line {
-    const char *launcher; /* that it runs; NULL: none */
-    const char *fix;
-    char alone;      /* the option with which Python ignores its environment ('E' or 'I'), 0 for none */
-    bool from_input; /* the script comes by standard input */
-} python_line;
-
-/* Reads a Python command line up to the first of -m MODULE, -c CODE or a script. */
-static python_line python_line_read(char *const *arguments) {
-    python_line line = {0};
-    for (; *arguments; arguments++) {
-        const char *word = *arguments;
-        if (word[0] != '-' || !word[1]) {
-            line.launcher = find_launcher(word, &line.fix);
-            line.from_input = is_standard_input(word);
-            return line;
-        }
-        if (strncmp(word, "--help", 6) == 0 || strcmp(word, "--version") == 0)
-            return line;
-        if (strncmp(word, "--", 2) == 0) {
-            if (strcmp(word, "--check-hash-based-pycs") == 0 && arguments[1])
-                arguments++;
-            continue;
-        }
-        for (const char *letter = word + 1; *letter; letter++) { /* letters may be joined: -um MODULE */
-            if (strchr("chV?", *letter))
-                return line;
-            if (*letter == 'E' || *letter == 'I')
-                line.alone = *letter;
-            if (*letter == 'm') {
-                const char *module = letter[1] ? letter + 1 : arguments[1];
-                line.launcher = module ? find_module(module, &line.fix) : NULL;
-                return line;
-            }
-            if (*letter == 'W' || *letter == 'X') {
-                if (!letter[1] && arguments[1])
-                    arguments++;
-                break;
-            }
-        }
-    }
-    line.from_input = true;
-    return line;
-}
-
 /* NULL: it is none. */
 static const struct wrapper *wrapper_of(const char *word) {
     for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
-        if (strcmp(base_name(word), wrappers[i].name) == 0)
+        if (strcmp(words_base_name(word), wrappers[i].name) == 0)
             return &wrappers[i];
     return NULL;
 }
@@ -234,11 +116,11 @@ static python_line command_read(char *const *command) {
     bool wrapped = command[0] && wrapper_of(command[0]);
     python_line line = {0};
     for (; *command; command++) {
-        line.launcher = find_launcher(*command, &line.fix);
+        line.launcher = words_find_launcher(*command, &line.fix);
         if (line.launcher)
             break;
-        if (run_command_is_python(*command))
-            return python_line_read(command + 1);
+        if (words_is_python(*command))
+            return words_python_line(command + 1);
         if (!wrapped)
             break;
     }
@@ -249,7 +131,7 @@ static bool becomes_python(char *const *words) {
     const struct wrapper *wrapper = words[0] ? wrapper_of(words[0]) : NULL;
     bool wrapped = wrapper && wrapper->becomes;
     for (; *words; words++) {
-        if (run_command_is_python(*words))
+        if (words_is_python(*words))
             return true;
         if (!wrapped)
             return false;
@@ -325,20 +207,21 @@ static char *const *env_read(char *const *word, obstacle *out) {
 }
 
 static void find_obstacle(char *const *command, obstacle *out) {
-    const struct launcher *first = *command ? launcher_of(*command) : NULL;
+    const known_launcher *first = *command ? words_launcher_of(*command) : NULL;
     bool wrapped = *command && (wrapper_of(*command) || (first && first->command));
     while (*command && !out->text[0]) {
-        if (run_command_is_python(*command)) {
-            python_line line = python_line_read(command + 1);
+        if (words_is_python(*command)) {
+            python_line line = words_python_line(command + 1);
             /* The ranks of a launcher are started without this option. */
             if (!line.launcher && line.alone)
-                log_format(out->text, sizeof out->text, "-%c of %.200s", line.alone, base_name(*command));
+                log_format(out->text, sizeof out->text, "-%c of %.200s", line.alone,
+                           words_base_name(*command));
             return;
         }
-        const struct launcher *launcher = launcher_of(*command);
+        const known_launcher *launcher = words_launcher_of(*command);
         if ((launcher && !launcher->command) || !wrapped)
             return;
-        command = strcmp(base_name(*command), "env") == 0 ? env_read(command + 1, out) : command + 1;
+        command = strcmp(words_base_name(*command), "env") == 0 ? env_read(command + 1, out) : command + 1;
     }
 }
 
@@ -361,7 +244,7 @@ bool run_command_is_apart(char *const *command, const char *path, const char *au
     char line[FIRST_LINE_MAX], *words[FIRST_LINE_WORDS];
     obstacle found = {.autoload = autoload};
     find_obstacle(command, &found);
-    if (!found.text[0] && !launcher_of(command[0]) && read_first_line(path, line, words)) {
+    if (!found.text[0] && !words_launcher_of(command[0]) && read_first_line(path, line, words)) {
         find_obstacle(words, &found);
         if (found.text[0])
             log_format(what, what_size, "%s in the first line of %s", found.text, command[0]);

@@ -1,4 +1,4 @@
-#include "environment.h"
+#include "run.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -6,99 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/machine.h"
 #include "job/options.h"
 #include "job/plugin.h"
-#include "launcher/common/limits.h"
-#include "run.h"
-
-/* Ports below the ones that Linux gives out by itself (32768). */
-enum { PORT_FIRST = 20000, PORT_COUNT = 10000 };
-
-static const struct launcher {
-    const char *name, *rank, *world, *local_rank, *local_world, *nodes, *job;
-} launchers[] = {
-#define CLUSTER(name, rank, world, local_rank, local_world, nodes, job)                                      \
-    {name, rank, world, local_rank, local_world, nodes, job},
-#include "cluster.def"
-};
-
-static bool parse_number(const char *text, long *out) {
-    char *end;
-    if (!text || *text < '0' || *text > '9')
-        return false;
-    *out = strtol(text, &end, 10);
-    return !*end && *out <= INT32_MAX;
-}
-
-bool run_cluster_first_host(const char *list, char *out, size_t out_size) {
-    size_t used = 0;
-    for (; *list && *list != ','; list++) {
-        if (*list == '[') { /* of a range the first: 007-009,12 */
-            size_t digits = strspn(list + 1, "0123456789");
-            const char *end = strchr(list, ']');
-            if (!digits || !end || used + digits >= out_size)
-                return false;
-            memcpy(out + used, list + 1, digits);
-            used += digits;
-            list = end;
-        } else if (used + 1 < out_size) {
-            out[used++] = *list;
-        } else {
-            return false;
-        }
-    }
-    out[used] = '\0';
-    return used > 0;
-}
-
-long run_cluster_ranks_of_node(const char *list, long node) {
-    while (*list >= '0' && *list <= '9') {
-        char *end;
-        long ranks = strtol(list, &end, 10), nodes = 1;
-        if (end[0] == '(' && end[1] == 'x')
-            nodes = strtol(end + 2, &end, 10), end += *end == ')';
-        if (node < nodes)
-            return ranks;
-        node -= nodes;
-        if (*end != ',')
-            return 0;
-        list = end + 1;
-    }
-    return 0;
-}
-
-static unsigned port_of(const char *job) {
-    uint32_t hash = 2166136261u;
-    for (; *job; job++)
-        hash = (hash ^ (unsigned char)*job) * 16777619u;
-    return PORT_FIRST + hash % PORT_COUNT;
-}
-
-bool run_cluster_find(const char *(*get)(const void *context, const char *name), const void *context,
-                      run_cluster *out) {
-    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
-        const struct launcher *l = &launchers[i];
-        *out = (run_cluster){.launcher = l->name};
-        if (!parse_number(get(context, l->rank), &out->rank) ||
-            !parse_number(get(context, l->world), &out->world) ||
-            !parse_number(get(context, l->local_rank), &out->local_rank) || out->world < 2 ||
-            out->rank >= out->world)
-            continue;
-        const char *local_world = get(context, l->local_world),
-                   *nodes = l->nodes[0] ? get(context, l->nodes) : NULL;
-        const char *job = get(context, l->job);
-        long node = 0;
-        parse_number(get(context, "SLURM_NODEID"), &node); /* only Slurm's list has several entries */
-        out->local_world = local_world ? run_cluster_ranks_of_node(local_world, node) : 0;
-        if (out->local_world == out->world)
-            strcpy(out->master, "127.0.0.1");
-        else if (!nodes || !run_cluster_first_host(nodes, out->master, sizeof out->master))
-            out->master[0] = '\0';
-        out->port = port_of(job ? job : "");
-        return true;
-    }
-    return false;
-}
 
 /* ---- the block ---- */
 
@@ -254,61 +164,29 @@ static const char *lookup(const void *context, const char *name) {
     return run_environment_get(context, name);
 }
 
-bool run_environment_cluster(const run_request *request, const run_environment *environment,
-                             run_cluster *out) {
+bool run_environment_cluster(const run_request *request, const run_environment *environment, cluster *out) {
     const char *fix, *rank = run_environment_get(environment, "RANK");
-    return request->ranks == 1 && !(rank && rank[0]) && run_cluster_find(lookup, environment, out) &&
+    return request->ranks == 1 && !(rank && rank[0]) && cluster_find(lookup, environment, out) &&
            !run_command_launcher(request->command, &fix);
 }
 
 /* What PyTorch's scripts ask for, as torchrun would tell it. */
-static bool set_place(run_environment *out, const run_cluster *cluster) {
-    bool done = set_number_if_unset(out, "RANK", (unsigned long)cluster->rank) &&
-                set_number_if_unset(out, "WORLD_SIZE", (unsigned long)cluster->world) &&
-                set_number_if_unset(out, "LOCAL_RANK", (unsigned long)cluster->local_rank) &&
-                set_number_if_unset(out, "MASTER_PORT", cluster->port);
-    if (cluster->local_world > 0)
-        done = done && set_number_if_unset(out, "LOCAL_WORLD_SIZE", (unsigned long)cluster->local_world);
-    if (cluster->master[0])
-        done = done && set_if_unset(out, "MASTER_ADDR", cluster->master);
+static bool set_place(run_environment *out, const cluster *place) {
+    bool done = set_number_if_unset(out, "RANK", (unsigned long)place->rank) &&
+                set_number_if_unset(out, "WORLD_SIZE", (unsigned long)place->world) &&
+                set_number_if_unset(out, "LOCAL_RANK", (unsigned long)place->local_rank) &&
+                set_number_if_unset(out, "MASTER_PORT", place->port);
+    if (place->local_world > 0)
+        done = done && set_number_if_unset(out, "LOCAL_WORLD_SIZE", (unsigned long)place->local_world);
+    if (place->master[0])
+        done = done && set_if_unset(out, "MASTER_ADDR", place->master);
     return done;
-}
-
-/* The same on all ranks of a job, from 1 to 2^32 - 1; another one in the next job, as Python's own. */
-static unsigned long hash_seed(const char *token) {
-    char digits[9];
-    snprintf(digits, sizeof digits, "%.8s", token);
-    unsigned long seed = strtoul(digits, NULL, 16);
-    return seed ? seed : 1;
 }
 
 /* Another launcher around this one is not theirs: what it told its process would make each rank the only one of a group. */
 static void hide_other_launcher(run_environment *out) {
-    static const char *const names[] = {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "SLURM_NTASKS",
-        "PMI_RANK",
-        "PMI_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_MAX_RESTARTS",
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        unset(out, names[i]);
+    for (size_t i = 0; cluster_variables[i]; i++)
+        unset(out, cluster_variables[i]);
 }
 
 /* The ranks are one process: rank 0's files are its files (docs/files.md). */
@@ -376,20 +254,20 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
         done = done && set_numbers(job, out);
     done = done && set(out, "CASTOR_LOG_DIR", job->directory.path);
     done = done && set(out, "CASTOR_JOB", job->token);
-    run_cluster cluster;
-    if (done && run_environment_cluster(job->request, out, &cluster))
-        done = set_place(out, &cluster) && set(out, "CASTOR_BEGUN", "runs");
+    cluster place;
+    if (done && run_environment_cluster(job->request, out, &place))
+        done = set_place(out, &place) && set(out, "CASTOR_BEGUN", "runs");
     if (job->request->command && run_command_serves(job->request->command) && plugin()->engine &&
         options()->fork == CASTOR_FORK_AUTO)
         done = done && set(out, "CASTOR_FORK_SERVER", "1");
     int ranks = job->request->ranks;
     if (ranks > 1) {
-        unsigned long threads = limit_cores_usable() / (unsigned long)ranks;
+        unsigned long threads = machine_cores_usable() / (unsigned long)ranks;
         hide_other_launcher(out);
         done = done && set_number(out, "CASTOR_RANK", (unsigned long)rank);
         done = done && set_number(out, "CASTOR_WORLD_SIZE", (unsigned long)ranks);
         done = done && set_number_if_unset(out, "OMP_NUM_THREADS", threads ? threads : 1);
-        done = done && set_number_if_unset(out, "PYTHONHASHSEED", hash_seed(job->token));
+        done = done && set_number_if_unset(out, "PYTHONHASHSEED", job_hash_seed(job->token));
         if (log_file >= 0)
             done = done && set_number(out, "CASTOR_LOG_FILE", (unsigned long)log_file);
         if (line >= 0)

@@ -8,6 +8,7 @@
 #include "job/options.h"
 #include "job/plugin.h"
 #include "job/torch_version.h"
+#include "job/words.h"
 #include "launcher/common/trace_read.h"
 #include "trace/format.h"
 
@@ -62,7 +63,7 @@ bool run_outcome_refused(const run_job *job) {
 static void say_where_torch_is(const run_job *job, const run_environment *settled) {
     char other[PATH_MAX];
     const char *name = job->request->command[0];
-    if (!run_command_is_python(name) ||
+    if (!words_is_python(name) ||
         run_python_torch(job->command, run_environment_get(settled, "HOME")) != RUN_TORCH_MISSING)
         return;
     if (run_python_other(run_environment_get(settled, "PATH"), job->command, other, sizeof other))

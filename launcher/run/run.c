@@ -217,16 +217,15 @@ static int check_reach(const run_job *job, const run_environment *settled) {
 static int prepare_directory(const run_request *request, const run_environment *settled,
                              run_directory *directory) {
     char wanted[PATH_MAX];
-    run_cluster cluster;
-    bool of_cluster = run_environment_cluster(request, settled, &cluster);
-    if (of_cluster && !cluster.master[0] && !run_environment_get(settled, "MASTER_ADDR"))
+    cluster place;
+    bool of_cluster = run_environment_cluster(request, settled, &place);
+    if (of_cluster && !place.master[0] && !run_environment_get(settled, "MASTER_ADDR"))
         LOG_W("rank %d of %d, started by %s: set MASTER_ADDR to the address of rank 0's node, which is not "
               "told",
-              (int)cluster.rank, (int)cluster.world, cluster.launcher);
-    size_t length =
-        options()->log_dir[0] && of_cluster
-            ? log_format(wanted, sizeof wanted, "%s/rank%d", options()->log_dir, (int)cluster.rank)
-            : log_format(wanted, sizeof wanted, "%s", options()->log_dir);
+              (int)place.rank, (int)place.world, place.launcher);
+    size_t length = options()->log_dir[0] && of_cluster
+                        ? log_format(wanted, sizeof wanted, "%s/rank%d", options()->log_dir, (int)place.rank)
+                        : log_format(wanted, sizeof wanted, "%s", options()->log_dir);
     if (length + 1 >= sizeof wanted) {
         LOG_E("--log-dir: the name is too long");
         return RUN_EXIT_USAGE;

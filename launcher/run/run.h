@@ -17,8 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include "environment.h"
 #include "job/begin.h"
+#include "job/cluster.h"
 #include "launcher/common/command_line.h"
 
 enum run_exit {
@@ -72,7 +72,6 @@ bool run_command_is_input(char *const *command);
 bool run_command_is_apart(char *const *command, const char *path, const char *autoload, char *what,
                           size_t what_size);
 
-bool run_command_is_python(const char *word);
 /* Whether the command is a launcher whose Python ranks a server in it may fork (docs/forking.md). */
 bool run_command_serves(char *const *command);
 /* Whether castor's own child will be Python, as far as the words and the first line of the file, `path`, tell. */
@@ -136,7 +135,10 @@ void run_files_tell_full(const char *path);
 /* Removes the folder and everything in it, if it exists. */
 void run_files_remove(const char *path);
 
-/* ---- environment.c ---- */
+/* ---- environment.c ----
+ *
+ * Of ranks that a cluster's launcher starts, each with a `castor run` of its own (srun, mpirun), the variables of PyTorch's scripts
+ * (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set from the launcher's; those that are set already stay. */
 
 typedef struct run_job {
     const run_request *request;
@@ -163,8 +165,7 @@ bool run_environment_preload(const run_install *install, run_environment *out);
 bool run_environment_build(const run_job *job, char *const *base, int rank, int log_file, int line,
                            run_environment *out);
 /* Whether a cluster's launcher has started this `castor run` as one of several ranks, and the command is a rank. */
-bool run_environment_cluster(const run_request *request, const run_environment *environment,
-                             run_cluster *out);
+bool run_environment_cluster(const run_request *request, const run_environment *environment, cluster *out);
 const char *run_environment_get(const run_environment *environment, const char *name);
 void run_environment_free(run_environment *environment);
 

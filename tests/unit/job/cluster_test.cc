@@ -3,7 +3,7 @@
 #include <string>
 
 extern "C" {
-#include "launcher/run/environment.h"
+#include "job/cluster.h"
 }
 
 namespace {
@@ -18,7 +18,7 @@ const char *look_up(const void *context, const char *name) {
 
 std::string first_host(const char *list) {
     char host[CLUSTER_HOST_MAX];
-    return run_cluster_first_host(list, host, sizeof host) ? host : "(none)";
+    return cluster_first_host(list, host, sizeof host) ? host : "(none)";
 }
 
 const Values kSlurm = {
@@ -26,9 +26,9 @@ const Values kSlurm = {
     {"SLURM_NODEID", "1"},   {"SLURM_STEP_TASKS_PER_NODE", "4,3"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"},
     {"SLURM_JOB_ID", "4711"}};
 
-TEST(RunCluster, SlurmTellsThePlace) {
-    run_cluster found;
-    ASSERT_TRUE(run_cluster_find(look_up, &kSlurm, &found));
+TEST(Cluster, SlurmTellsThePlace) {
+    cluster found;
+    ASSERT_TRUE(cluster_find(look_up, &kSlurm, &found));
     EXPECT_STREQ(found.launcher, "Slurm's srun");
     EXPECT_EQ(found.rank, 5);
     EXPECT_EQ(found.world, 7);
@@ -39,34 +39,34 @@ TEST(RunCluster, SlurmTellsThePlace) {
     EXPECT_LT(found.port, 30000u);
     Values other = kSlurm;
     other["SLURM_PROCID"] = "0";
-    run_cluster first;
-    ASSERT_TRUE(run_cluster_find(look_up, &other, &first));
+    cluster first;
+    ASSERT_TRUE(cluster_find(look_up, &other, &first));
     EXPECT_EQ(first.port, found.port) << "the same on all ranks";
 }
 
-TEST(RunCluster, ABatchScriptIsNoRank) {
+TEST(Cluster, ABatchScriptIsNoRank) {
     Values batch = {
         {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "1"}};
-    run_cluster found;
-    EXPECT_FALSE(run_cluster_find(look_up, &batch, &found));
+    cluster found;
+    EXPECT_FALSE(cluster_find(look_up, &batch, &found));
 }
 
-TEST(RunCluster, OpenMpiOnOneNode) {
+TEST(Cluster, OpenMpiOnOneNode) {
     Values values = {{"OMPI_COMM_WORLD_RANK", "1"},
                      {"OMPI_COMM_WORLD_SIZE", "2"},
                      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
-    run_cluster found;
-    ASSERT_TRUE(run_cluster_find(look_up, &values, &found));
+    cluster found;
+    ASSERT_TRUE(cluster_find(look_up, &values, &found));
     EXPECT_STREQ(found.master, "127.0.0.1");
     EXPECT_EQ(found.local_world, 2);
     values["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
-    ASSERT_TRUE(run_cluster_find(look_up, &values, &found));
+    ASSERT_TRUE(cluster_find(look_up, &values, &found));
     EXPECT_STREQ(found.master, "") << "Open MPI does not tell where rank 0 is";
 }
 
-TEST(RunCluster, WhatMakesNoSenseIsNoCluster) {
-    run_cluster found;
+TEST(Cluster, WhatMakesNoSenseIsNoCluster) {
+    cluster found;
     for (auto [name, value] : Values{{"SLURM_PROCID", "7"},
                                      {"SLURM_PROCID", "-1"},
                                      {"SLURM_PROCID", "x"},
@@ -74,13 +74,13 @@ TEST(RunCluster, WhatMakesNoSenseIsNoCluster) {
                                      {"SLURM_LOCALID", ""}}) {
         Values values = kSlurm;
         values[name] = value;
-        EXPECT_FALSE(run_cluster_find(look_up, &values, &found)) << name << "=" << value;
+        EXPECT_FALSE(cluster_find(look_up, &values, &found)) << name << "=" << value;
     }
     Values nothing;
-    EXPECT_FALSE(run_cluster_find(look_up, &nothing, &found));
+    EXPECT_FALSE(cluster_find(look_up, &nothing, &found));
 }
 
-TEST(RunCluster, TheFirstHostOfAList) {
+TEST(Cluster, TheFirstHostOfAList) {
     EXPECT_EQ(first_host("n1"), "n1");
     EXPECT_EQ(first_host("n1,n2"), "n1");
     EXPECT_EQ(first_host("n[1-3,9]"), "n1");
@@ -92,13 +92,13 @@ TEST(RunCluster, TheFirstHostOfAList) {
     EXPECT_EQ(first_host((std::string(300, 'n')).c_str()), "(none)");
 }
 
-TEST(RunCluster, RanksByNode) {
-    EXPECT_EQ(run_cluster_ranks_of_node("4", 0), 4);
-    EXPECT_EQ(run_cluster_ranks_of_node("4(x2),3", 1), 4);
-    EXPECT_EQ(run_cluster_ranks_of_node("4(x2),3", 2), 3);
-    EXPECT_EQ(run_cluster_ranks_of_node("4(x2),3", 3), 0);
-    EXPECT_EQ(run_cluster_ranks_of_node("", 0), 0);
-    EXPECT_EQ(run_cluster_ranks_of_node("x", 0), 0);
+TEST(Cluster, RanksByNode) {
+    EXPECT_EQ(cluster_ranks_of_node("4", 0), 4);
+    EXPECT_EQ(cluster_ranks_of_node("4(x2),3", 1), 4);
+    EXPECT_EQ(cluster_ranks_of_node("4(x2),3", 2), 3);
+    EXPECT_EQ(cluster_ranks_of_node("4(x2),3", 3), 0);
+    EXPECT_EQ(cluster_ranks_of_node("", 0), 0);
+    EXPECT_EQ(cluster_ranks_of_node("x", 0), 0);
 }
 
 } // namespace
