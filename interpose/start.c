@@ -15,6 +15,7 @@
 #include "events/life.h"
 #include "files/overlay.h"
 #include "forking/forking.h"
+#include "forking/joining.h"
 #include "hooks/lookup/anycall.h"
 #include "hooks/resolve.h"
 #include "hooks/torch/caller.h"
@@ -91,27 +92,31 @@ static int torch_visit(struct dl_phdr_info *info, size_t size, void *context) {
     return slash && strcmp(slash + 1, "libtorch_cpu.so") == 0;
 }
 
-/* All that a process has from its environment. */
-static void read_environment(void) {
+/* All that a process has from its environment. words: joining_begin's. */
+static void read_environment(char *const *words) {
     option_status = options_load(environ, option_message, sizeof option_message);
+    if (option_status == CASTOR_OK)
+        option_status = joining_begin(words, option_message, sizeof option_message);
     log_set_file(options()->log_file);
     share_lines();
     files_start();
 }
 
 castor_status start_again(void) {
-    read_environment();
+    read_environment(NULL);
     counters_reset(false); /* no child of another process of the job */
     return options_verdict();
 }
 
-__attribute__((constructor)) static void start(void) {
+/* glibc hands constructors the words of the process. */
+__attribute__((constructor)) static void start(int count, char **words) {
+    (void)count;
     life_listen(wake, hooks_resolve);
     /* First, so that other handlers may allocate while they prepare, and the trace is the child's own before they run. */
     life_fork_list(arena_fork_prepare, arena_fork_parent, arena_fork_child);
     life_fork_list(NULL, NULL, trace_fork_child);
     phases_start();
-    read_environment();
+    read_environment(words);
     forking_start();
 }
 

@@ -38,6 +38,7 @@ typedef enum castor_loss {
 typedef enum castor_placement { CASTOR_PLACEMENT_AUTO, CASTOR_PLACEMENT_STATIC } castor_placement;
 typedef enum castor_shard { CASTOR_SHARD_WORLD, CASTOR_SHARD_NODE } castor_shard;
 typedef enum castor_begun { CASTOR_BEGUN_RUN, CASTOR_BEGUN_RUNS, CASTOR_BEGUN_PROCESS } castor_begun;
+typedef enum castor_nproc { CASTOR_NPROC_OFF, CASTOR_NPROC_AUTO } castor_nproc;
 typedef enum castor_fork { CASTOR_FORK_AUTO, CASTOR_FORK_OFF } castor_fork;
 
 #define OPTION_FIELD_STRING(f)     char f[OPTION_STRING_MAX];

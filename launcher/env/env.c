@@ -199,6 +199,11 @@ static int print(const env_request *request) {
               options()->log_dir);
         status = RUN_EXIT_USAGE;
     }
+    if (!status && options()->nproc == CASTOR_NPROC_AUTO && !options()->log_parent[0]) {
+        LOG_E("CASTOR_NPROC=auto: the ranks need a folder for their own copies of files; name one by "
+              "--log-dir");
+        status = RUN_EXIT_USAGE;
+    }
     if (!status)
         status = run_install_find(&install);
     if (!status && (!run_environment_settle(&request->run, environ, &environment) ||

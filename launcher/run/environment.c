@@ -261,7 +261,11 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
         options()->fork == CASTOR_FORK_AUTO)
         done = done && set(out, "CASTOR_FORK_SERVER", "1");
     int ranks = job->request->ranks;
+    if (ranks == 1 &&
+        options()->nproc == CASTOR_NPROC_AUTO) /* ranks that the launcher's own Python forks have its seed */
+        done = done && set_number_if_unset(out, "PYTHONHASHSEED", job_hash_seed(job->token));
     if (ranks > 1) {
+        unset(out, "CASTOR_NPROC");
         unsigned long threads = machine_cores_usable() / (unsigned long)ranks;
         hide_other_launcher(out);
         done = done && set_number(out, "CASTOR_RANK", (unsigned long)rank);

@@ -92,7 +92,10 @@ int run_arguments_parse(subcommand_id command, int argc, char *const *argv, run_
             break;
         case ARGUMENT_run_nproc:
         case ARGUMENT_rehearse_nproc:
-            status = parse_count("--nproc", "ranks", line.value, RANKS_MAX, &out->ranks);
+            if (strcmp(line.value, "auto") == 0)
+                status = run_request_set(out, "--nproc", "CASTOR_NPROC", "auto");
+            else
+                status = parse_count("--nproc", "ranks", line.value, RANKS_MAX, &out->ranks);
             break;
         case ARGUMENT_run_set:
         case ARGUMENT_rehearse_set:
@@ -150,6 +153,15 @@ static int check_accumulation(void) {
     return RUN_EXIT_USAGE;
 }
 
+static int check_auto(void) {
+    if (options()->nproc == CASTOR_NPROC_OFF || plugin()->engine)
+        return 0;
+    LOG_E("CASTOR_NPROC=auto: plugin %s would leave copies that train apart; choose another (--plugin "
+          "gemini), or leave it out",
+          plugin()->name);
+    return RUN_EXIT_USAGE;
+}
+
 int run_options_check(const run_request *request, char *const *base) {
     char message[512];
     run_environment settled;
@@ -164,7 +176,8 @@ int run_options_check(const run_request *request, char *const *base) {
         return RUN_EXIT_USAGE;
     }
     log_set_level((log_level)options()->log_level);
-    return check_accumulation();
+    int wrong = check_accumulation();
+    return wrong ? wrong : check_auto();
 }
 
 static int check_ranks(const run_request *request) {

@@ -29,5 +29,5 @@ def why_nothing_shared():
     if found is None:
         return f"nothing is shared: one process trains. Start more ranks: {start} N -- {script}"
     one = "Leave torchrun out" if "TORCHELASTIC_RUN_ID" in os.environ else "Start it once"
-    return (f"the script makes no process group: each of its {found[1]} processes trains a model of its own. {one}, {start} {found[1]} -- "
-            f"{script}, or call init_process_group and wrap the model in DistributedDataParallel")
+    return (f"the script makes no process group: each of its {found[1]} processes trains a model of its own. Set CASTOR_NPROC=auto, which splits the "
+            f"script over them, or {one[0].lower()}{one[1:]}, {start} {found[1]} -- {script}, or call init_process_group and wrap the model in DistributedDataParallel")

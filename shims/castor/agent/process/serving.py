@@ -11,6 +11,7 @@ import importlib
 import importlib._bootstrap
 import importlib.util
 import io
+import itertools
 import json
 import os
 import pkgutil
@@ -227,10 +228,22 @@ def _become(words, files):
     os.environ.update(words["env"])
     os.environ.pop("CASTOR_FORK_SERVER", None)
     core.environment_read()
+    _take_environment()
     core.read_options()
     _begin_as_python(args)
     _forget_imports()
     _run(args[2:])
+
+
+def _take_environment():
+    """What the library has changed in it: the process has become a rank of a single-process script (interpose/forking/joining.c)."""
+    block, now = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ"), {}
+    for entry in itertools.takewhile(lambda entry: entry is not None, map(block.__getitem__, itertools.count())):
+        name, _, value = entry.partition(b"=")
+        now[os.fsdecode(name)] = os.fsdecode(value)
+    if now != dict(os.environ):
+        os.environ.clear()
+        os.environ.update(now)
 
 
 def _begin_as_python(args):

@@ -22,8 +22,11 @@ def is_stray():
 def refuse(what, start):
     """Refuses a script that has ranks of its own: says so once, and ends the job. That includes the rank that started this
     process, which would go on with a model that nobody has trained."""
-    core.refuse(f"the script {what}, and --nproc is for scripts of one process. Start it without --nproc: castor run --plugin "
-                f"{core.options.plugin} -- {start}".encode())
+    if core.options.nproc == "auto":
+        core.refuse(f"the script {what}, and CASTOR_NPROC=auto is for scripts of one process: leave CASTOR_NPROC=auto out".encode())
+    else:
+        core.refuse(f"the script {what}, and --nproc is for scripts of one process. Start it without --nproc: castor run --plugin "
+                    f"{core.options.plugin} -- {start}".encode())
     sys.stdout.flush()
     if is_stray():
         try:

@@ -1,0 +1,218 @@
+#include "joining.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/log.h"
+#include "base/machine.h"
+#include "files/calls.h"
+#include "job/begin.h"
+#include "job/cluster.h"
+#include "job/options.h"
+#include "job/plugin.h"
+#include "job/words.h"
+#include "outputs.h"
+
+enum { ENTRIES_MAX = 8192, PATH_BYTES = OPTION_STRING_MAX, SHORT_DIGITS = 16 };
+
+/* What the ranks of one job have in common: their token, and a folder for what they change of files. */
+typedef struct meeting_point {
+    char token[JOB_TOKEN_DIGITS + 1];
+    char directory[PATH_BYTES]; /* this rank's log directory */
+    char files[PATH_BYTES];
+} meeting_point;
+
+static const char *variable(const void *context, const char *name) {
+    size_t length = strlen(name);
+    (void)context;
+    for (char **entry = environ; *entry; entry++)
+        if (strncmp(*entry, name, length) == 0 && (*entry)[length] == '=')
+            return *entry + length + 1;
+    return NULL;
+}
+
+/* ---- the meeting point ---- */
+
+static bool path_write(char out[PATH_BYTES], const char *format, const char *folder, const char *name) {
+    return log_format(out, PATH_BYTES, format, folder, name) + 1 < PATH_BYTES;
+}
+
+/* All ranks have the token of the launcher around them, which begins them anew when one has failed: those that were there before
+ * must not be met. */
+static bool point_from_launcher(meeting_point *out) {
+    char what[64];
+    const char *attempt = variable(NULL, "TORCHELASTIC_RESTART_COUNT");
+    size_t digits = attempt ? strspn(attempt, "0123456789") : 0;
+    log_format(what, sizeof what, "attempt %.*s", digits && digits < 8 ? (int)digits : 1,
+               digits && digits < 8 ? attempt : "0");
+    job_token_derive(options()->job, what, out->token);
+    return path_write(out->directory, "%s%s", options()->log_dir, "") &&
+           path_write(out->files, "%s/" JOB_FILES_NAME "/%s", options()->log_dir, what + strlen("attempt "));
+}
+
+/* Each rank comes alone. What the launcher tells of the job is no secret, but the ranks' sockets ask for the user as well. */
+static bool point_from_cluster(const cluster *place, meeting_point *out) {
+    char what[32], name[SHORT_DIGITS + 1];
+    log_format(what, sizeof what, "user %u", (unsigned)geteuid());
+    job_token_derive(place->job, what, out->token);
+    log_format(name, sizeof name, "%.*s", SHORT_DIGITS, out->token);
+    if (options()->begun != CASTOR_BEGUN_RUNS) /* castor env */
+        return path_write(out->directory, "%s/job-%s", options()->log_parent, name) &&
+               path_write(out->files, "%s/%s", out->directory, JOB_FILES_NAME "/0");
+    if (!path_write(out->directory, "%s%s", options()->log_dir, ""))
+        return false;
+    char *slash = strrchr(out->directory, '/'), parent[PATH_BYTES];
+    log_format(parent, sizeof parent, "%.*s", slash ? (int)(slash - out->directory) : 1,
+               slash ? out->directory : ".");
+    return path_write(out->files, "%s/" JOB_FILES_NAME "-%s", parent, name);
+}
+
+static castor_status point_find(const cluster *place, meeting_point *out, char *message, size_t size) {
+    cluster alone;
+    bool shared = options()->job[0] && options()->begun != CASTOR_BEGUN_RUNS;
+    if (!shared && (!cluster_find(variable, NULL, &alone) || !alone.job[0])) {
+        log_format(message, size,
+                   "CASTOR_NPROC=auto: nothing tells the ranks of this %s from those of another job: start "
+                   "it by castor "
+                   "run --plugin %s --set CASTOR_NPROC=auto -- COMMAND",
+                   place->launcher, plugin()->name);
+        return CASTOR_ERR_UNSUPPORTED;
+    }
+    if (!options()->log_dir[0] && (shared || !options()->log_parent[0])) {
+        log_format(message, size,
+                   "CASTOR_NPROC=auto: the ranks need a folder for their own copies of files: name one by "
+                   "castor env "
+                   "--log-dir DIR");
+        return CASTOR_ERR_ARGUMENT;
+    }
+    if (shared ? point_from_launcher(out) : point_from_cluster(&alone, out))
+        return CASTOR_OK;
+    log_format(message, size, "CASTOR_NPROC=auto: the name of the log directory is too long");
+    return CASTOR_ERR_ARGUMENT;
+}
+
+/* ---- the environment ---- */
+
+static struct {
+    char *entries[ENTRIES_MAX + 1];
+    size_t count;
+    char texts[4 * PATH_BYTES];
+    size_t used;
+} block;
+
+static void block_unset(const char *name) {
+    size_t length = strlen(name), kept = 0;
+    for (size_t i = 0; i < block.count; i++)
+        if (strncmp(block.entries[i], name, length) != 0 || block.entries[i][length] != '=')
+            block.entries[kept++] = block.entries[i];
+    block.count = kept;
+}
+
+static void block_set(const char *name, const char *value) {
+    block_unset(name);
+    char *entry = block.texts + block.used;
+    block.used += log_format(entry, sizeof block.texts - block.used, "%s=%s", name, value) + 1;
+    block.entries[block.count++] = entry;
+}
+
+static void block_set_number(const char *name, unsigned long value) {
+    char text[24];
+    log_format(text, sizeof text, "%lu", value);
+    block_set(name, text);
+}
+
+static bool is_set(const char *name) {
+    const char *value = variable(NULL, name);
+    return value && value[0];
+}
+
+/* As run_environment_build's of a rank (launcher/run/environment.c). */
+static void environment_change(const cluster *place, const meeting_point *point, int log_file) {
+    static const char *const gone[] = {"CASTOR_RANK_PROCESS", "CASTOR_FORK_SERVER", "CASTOR_FORK_LINE"};
+    const char *temporary = variable(NULL, "TMPDIR");
+    block.count = block.used = 0;
+    for (char **entry = environ; *entry; entry++)
+        block.entries[block.count++] = *entry;
+    for (size_t i = 0; cluster_variables[i]; i++)
+        block_unset(cluster_variables[i]);
+    for (size_t i = 0; i < sizeof gone / sizeof *gone; i++)
+        block_unset(gone[i]);
+    block_set_number("CASTOR_RANK", (unsigned long)place->rank);
+    block_set_number("CASTOR_WORLD_SIZE", (unsigned long)place->world);
+    if (!options()->job[0])
+        block_set("CASTOR_BEGUN", "process");
+    block_set("CASTOR_JOB", point->token);
+    block_set("CASTOR_LOG_DIR", point->directory);
+    block_set("CASTOR_FILES", point->files);
+    block_set("CASTOR_TEMPORARY_DIR", temporary ? temporary : "");
+    if (log_file >= 0)
+        block_set_number("CASTOR_LOG_FILE", (unsigned long)log_file);
+    if (!is_set("PYTHONHASHSEED"))
+        block_set_number("PYTHONHASHSEED", job_hash_seed(point->token));
+    unsigned long threads = machine_cores_usable() / (unsigned long)place->world;
+    if (!is_set("OMP_NUM_THREADS"))
+        block_set_number("OMP_NUM_THREADS", threads ? threads : 1);
+    block.entries[block.count] = NULL;
+    environ = block.entries;
+}
+
+/* ---- a rank ---- */
+
+static castor_status check(const cluster *place, char *message, size_t size) {
+    if (place->local_world != place->world) {
+        log_format(message, size,
+                   "CASTOR_NPROC=auto: a single-process script is split on one node, and %s has started %ld "
+                   "ranks, %s: start "
+                   "all on one node, or leave CASTOR_NPROC=auto out",
+                   place->launcher, place->world,
+                   place->local_world ? "not all of them on this one"
+                                      : "and does not tell where (LOCAL_WORLD_SIZE)");
+        return CASTOR_ERR_UNSUPPORTED;
+    }
+    if (!plugin()->engine) {
+        log_format(message, size,
+                   "CASTOR_NPROC=auto: plugin %s would leave %ld copies that train apart; choose another "
+                   "(CASTOR_PLUGIN=gemini), or leave CASTOR_NPROC=auto out",
+                   plugin()->name, place->world);
+        return CASTOR_ERR_ARGUMENT;
+    }
+    size_t entries = 0;
+    while (environ[entries])
+        entries++;
+    if (entries + sizeof block.texts / 256 > ENTRIES_MAX) {
+        log_format(message, size, "CASTOR_NPROC=auto: there are too many environment variables, %zu",
+                   entries);
+        return CASTOR_ERR_UNSUPPORTED;
+    }
+    return CASTOR_OK;
+}
+
+static bool is_candidate(char *const *words) {
+    return !words || (words[0] && words_is_python(words[0]) && !words_python_line(words + 1).launcher);
+}
+
+castor_status joining_begin(char *const *words, char *message, size_t size) {
+    static meeting_point point;
+    cluster place;
+    int log_file = -1;
+    if (options()->nproc != CASTOR_NPROC_AUTO || options()->rank >= 0 || !is_candidate(words) ||
+        (!cluster_find_torch(variable, NULL, &place) && !cluster_find(variable, NULL, &place)))
+        return CASTOR_OK;
+    castor_status status = check(&place, message, size);
+    if (status == CASTOR_OK)
+        status = point_find(&place, &point, message, size);
+    if (status != CASTOR_OK)
+        return status;
+    size_t made_from;
+    if (!job_folders_make(point.directory, &made_from) ||
+        (place.rank > 0 &&
+         (!outputs_take_input() || !outputs_take((int)place.rank, point.directory, &log_file)))) {
+        log_format(message, size, "CASTOR_NPROC=auto: the log directory %s cannot be written: error %d",
+                   point.directory, errno);
+        return CASTOR_ERR_SYSTEM;
+    }
+    environment_change(&place, &point, log_file);
+    return options_load(environ, message, size);
+}
