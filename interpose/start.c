@@ -133,4 +133,5 @@ __attribute__((destructor)) static void stop(void) {
         anycall_stop();
         trace_flush();
     }
+    joining_end();
 }

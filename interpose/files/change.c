@@ -134,12 +134,11 @@ static int files_copy_up(const files_found *found) {
     return files_copy(from, to, &found->info);
 }
 
-/* Removes a file or directory of layer 0, whatever its type; recursion as deep as the tree. */
-static int files_clear(const char *place) {
+int files_clear(const char *place, bool keep) {
     char entries[2048], name[FILES_PATH_MAX];
-    if (call_unlink(place, 0) == 0 || errno == ENOENT)
+    if (!keep && (call_unlink(place, 0) == 0 || errno == ENOENT))
         return 0;
-    if (errno != EISDIR && errno != EPERM)
+    if (!keep && errno != EISDIR && errno != EPERM)
         return -1;
     int folder = call_open(place, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
     if (folder < 0)
@@ -155,12 +154,12 @@ static int files_clear(const char *place) {
                 if (strcmp(entry->name, ".") == 0 || strcmp(entry->name, "..") == 0)
                     continue;
                 if (log_format(name, sizeof name, "%s/%s", place, entry->name) + 1 < sizeof name &&
-                    files_clear(name) == 0)
+                    files_clear(name, false) == 0)
                     again = true;
             }
     }
     close(folder);
-    return call_unlink(place, AT_REMOVEDIR);
+    return keep ? 0 : call_unlink(place, AT_REMOVEDIR);
 }
 
 /* What rank 0 changes, as it was when the job began: another rank that comes to the same line of the script later, or earlier,
@@ -182,7 +181,7 @@ void files_forget_notes(void) {
     if (files_now != FILES_NOTE)
         return;
     if (call_unlink(files_notes(), 0) == 0 && files_place_in(FILES_BEFORE, "", place) == 0)
-        files_clear(place);
+        files_clear(place, false);
 }
 
 /* Rank 0 has made the path, or a folder above it, since the job began. */
@@ -430,7 +429,7 @@ int files_remove(int folder, const char *path, int flags) {
         return empty ? -1 : fail(ENOTEMPTY);
     if (files_may_change(&found) != 0 || hide(&found) != 0)
         return -1;
-    if (found.visible & 1u && (files_place_in(0, found.path, place) != 0 || files_clear(place) != 0))
+    if (found.visible & 1u && (files_place_in(0, found.path, place) != 0 || files_clear(place, false) != 0))
         return -1;
     return 0;
 }
@@ -508,7 +507,7 @@ static int rename_inside(const files_found *from, const files_found *to) {
         return -1;
     if (copy_up_tree(from) != 0)
         return -1;
-    if (is_folder && files_clear(target) != 0 && errno != ENOENT)
+    if (is_folder && files_clear(target, false) != 0 && errno != ENOENT)
         return -1;
     if ((is_folder && hide(to) != 0) || hide(from) != 0)
         return -1;

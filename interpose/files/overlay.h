@@ -124,6 +124,9 @@ int files_may_change(const files_found *found);
 /* Rank 0 has written the file for all, at this path or (not NULL) at `from`. Its present content becomes this rank's own. */
 int files_adopt(const char *path, const char *from);
 
+/* Removes a place, a file or a folder with all that is in it; recursion as deep as the tree. keep: the folder itself stays. */
+int files_clear(const char *place, bool keep);
+
 /* A whole copy with mode and times, or nothing; an existing file stays. */
 int files_copy(const char *from, const char *to, const struct stat *info);
 

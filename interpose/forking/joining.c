@@ -3,13 +3,16 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/log.h"
 #include "base/machine.h"
 #include "files/calls.h"
+#include "files/overlay.h"
 #include "job/begin.h"
 #include "job/cluster.h"
+#include "job/fork_line.h"
 #include "job/options.h"
 #include "job/plugin.h"
 #include "job/words.h"
@@ -158,6 +161,46 @@ static void environment_change(const cluster *place, const meeting_point *point,
     environ = block.entries;
 }
 
+/* ---- the folder of the ranks' files ----
+ *
+ * Each rank holds a lock on it, shared with the others'. Who can have it alone is the only one: the first, who removes what a job that was killed has
+ * left under the same name, or the last. Without locks (some network file systems) the folder stays. */
+
+static char files_folder[PATH_BYTES];
+static int files_lock = -1;
+static pid_t files_user;
+
+static bool files_begin(const char *folder) {
+    size_t made_from;
+    if (!job_folders_make(folder, &made_from))
+        return false;
+    chmod(folder, 0700);
+    int file = call_open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    files_lock = file >= 0 ? fcntl(file, F_DUPFD_CLOEXEC, LINE_FILE_MIN) : -1;
+    if (file >= 0)
+        close(file);
+    if (files_lock < 0)
+        return false;
+    if (flock(files_lock, LOCK_EX | LOCK_NB) == 0)
+        files_clear(folder, true);
+    flock(files_lock, LOCK_SH);
+    files_user = getpid();
+    log_format(files_folder, sizeof files_folder, "%s", folder);
+    return true;
+}
+
+void joining_end(void) {
+    static const char within[] = "/" JOB_FILES_NAME "/";
+    if (files_user != getpid() || flock(files_lock, LOCK_EX | LOCK_NB) != 0)
+        return;
+    files_clear(files_folder, false);
+    char *slash = strrchr(files_folder, '/');
+    if (slash && strncmp(slash - (sizeof within - 2), within, sizeof within - 1) == 0) {
+        *slash = '\0';
+        call_unlink(files_folder, AT_REMOVEDIR); /* unless other attempts have left theirs */
+    }
+}
+
 /* ---- a rank ---- */
 
 static castor_status check(const cluster *place, char *message, size_t size) {
@@ -206,13 +249,15 @@ castor_status joining_begin(char *const *words, char *message, size_t size) {
     if (status != CASTOR_OK)
         return status;
     size_t made_from;
-    if (!job_folders_make(point.directory, &made_from) ||
+    if (!job_folders_make(point.directory, &made_from) || !files_begin(point.files) ||
         (place.rank > 0 &&
          (!outputs_take_input() || !outputs_take((int)place.rank, point.directory, &log_file)))) {
         log_format(message, size, "CASTOR_NPROC=auto: the log directory %s cannot be written: error %d",
                    point.directory, errno);
         return CASTOR_ERR_SYSTEM;
     }
+    if (place.rank == 0 && !options()->job[0])
+        job_begin_claim();
     environment_change(&place, &point, log_file);
     return options_load(environ, message, size);
 }

@@ -11,4 +11,7 @@
  * no launcher, becomes a rank; NULL: it is known to be one. An error's text goes to `message`; nothing was changed then. */
 castor_status joining_begin(char *const *words, char *message, size_t size);
 
+/* At the end of a process. Once the last rank of a job ends, the files that they kept for themselves go. */
+void joining_end(void);
+
 #endif

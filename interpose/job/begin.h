@@ -29,6 +29,8 @@ bool job_directory_make(const char *parent, char *out, size_t out_size);
 /* Begins a job in this process, if it belongs to none: its options get the token, and the directory where CASTOR_LOG_PARENT asks for one.
  * An error's text goes to `message`. */
 castor_status job_begin(char *message, size_t size);
+/* The token in the options is one that this process has made. */
+void job_begin_claim(void);
 /* Whether this process has begun its job. */
 bool job_began_here(void);
 

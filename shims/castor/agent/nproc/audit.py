@@ -224,7 +224,7 @@ class Auditor:
         """From here on this process runs the script unsplit, and leaves no trace."""
         self.in_fork = True
         # In a folder that castor run removes when the job ends: this process may be killed.
-        core.files_divert(os.path.join(core.options.log_dir, ".files", f"audit-{os.getpid()}").encode())
+        core.files_divert(os.path.join(core.options.files, f"audit-{os.getpid()}").encode())
         strays.watch_ranks(None)  # it may step: no rank sees it
         self.job.synchronizer = None
         streams.restore(states)  # Python reseeds its generator in a fork

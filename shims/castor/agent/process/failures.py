@@ -13,7 +13,7 @@ import torch
 
 from .. import core
 from ..common import store
-from . import ends
+from . import ends, launchers
 
 FIRST_SECONDS = 3.0  # the longest that a rank waits for the end of the rank where the failure began
 LOST_SECONDS = 1.0  # ... and, after a closed connection, for news of the rank that has ended
@@ -136,6 +136,8 @@ def _wrap(hook, single_job):
         if single_job is not None and not single_job.distributed:
             tell = _with_rank(tell, single_job.rank)
         tell(kind, error, trace)
+        if missing := launchers.why_missing(error):
+            core.log(0, missing.encode())
         if line is None and not own:
             _fail(kind, reason, place)
         for group in store.groups():

@@ -2,12 +2,15 @@
 group, and what to do about such a script."""
 import multiprocessing
 import os
+import re
 import sys
 
 import torch
 
 from .. import core
 
+# Of its variables those that CASTOR_NPROC=auto hides (interpose/job/cluster.c), and scripts look up.
+_HIDDEN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(SLURM|OMPI|TORCHELASTIC)_\w+")
 ONE_RANK = "nothing is shared: the process group has one rank. Start more: torchrun --nproc-per-node N"
 
 
@@ -31,3 +34,11 @@ def why_nothing_shared():
     one = "Leave torchrun out" if "TORCHELASTIC_RUN_ID" in os.environ else "Start it once"
     return (f"the script makes no process group: each of its {found[1]} processes trains a model of its own. Set CASTOR_NPROC=auto, which splits the "
             f"script over them, or {one[0].lower()}{one[1:]}, {start} {found[1]} -- {script}, or call init_process_group and wrap the model in DistributedDataParallel")
+
+
+def why_missing(error):
+    """What to say of an exception that ends the script, if it looked up what CASTOR_NPROC=auto hides; else ""."""
+    name = error.args[0] if type(error) is KeyError and error.args else ""
+    if core.options.nproc != "auto" or core.options.rank < 0 or not isinstance(name, str) or not _HIDDEN.fullmatch(name):
+        return ""
+    return f"the script looks up {name}, which CASTOR_NPROC=auto hides, for scripts of one process: leave CASTOR_NPROC=auto out"
