@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -25,6 +26,7 @@ typedef struct meeting_point {
     char token[JOB_TOKEN_DIGITS + 1];
     char directory[PATH_BYTES]; /* this rank's log directory */
     char files[PATH_BYTES];
+    unsigned attempt; /* of the launcher's; those before have ended */
 } meeting_point;
 
 static const char *variable(const void *context, const char *name) {
@@ -47,12 +49,12 @@ static bool path_write(char out[PATH_BYTES], const char *format, const char *fol
 static bool point_from_launcher(meeting_point *out) {
     char what[64];
     const char *attempt = variable(NULL, "TORCHELASTIC_RESTART_COUNT");
-    size_t digits = attempt ? strspn(attempt, "0123456789") : 0;
-    log_format(what, sizeof what, "attempt %.*s", digits && digits < 8 ? (int)digits : 1,
-               digits && digits < 8 ? attempt : "0");
+    out->attempt = attempt ? (unsigned)strtoul(attempt, NULL, 10) : 0;
+    log_format(what, sizeof what, "attempt %u", out->attempt);
     job_token_derive(options()->job, what, out->token);
+    log_format(what, sizeof what, JOB_FILES_NAME "/%u", out->attempt);
     return path_write(out->directory, "%s%s", options()->log_dir, "") &&
-           path_write(out->files, "%s/" JOB_FILES_NAME "/%s", options()->log_dir, what + strlen("attempt "));
+           path_write(out->files, "%s/%s", options()->log_dir, what);
 }
 
 /* Each rank comes alone. What the launcher tells of the job is no secret, but the ranks' sockets ask for the user as well. */
@@ -73,14 +75,15 @@ static bool point_from_cluster(const cluster *place, meeting_point *out) {
 }
 
 static castor_status point_find(const cluster *place, meeting_point *out, char *message, size_t size) {
-    cluster alone;
+    cluster own;
     bool shared = options()->job[0] && options()->begun != CASTOR_BEGUN_RUNS;
-    if (!shared && (!cluster_find(variable, NULL, &alone) || !alone.job[0])) {
+    bool alone = !shared && cluster_find(variable, NULL, &own);
+    if (!shared && (!alone || !own.job[0])) {
         log_format(message, size,
-                   "CASTOR_NPROC=auto: nothing tells the ranks of this %s from those of another job: start "
-                   "it by castor "
-                   "run --plugin %s --set CASTOR_NPROC=auto -- COMMAND",
-                   place->launcher, plugin()->name);
+                   "CASTOR_NPROC=auto: nothing tells the ranks of %s from those of another job: start the "
+                   "launcher itself by castor run: "
+                   "castor run --plugin %s --nproc auto -- COMMAND",
+                   alone ? own.launcher : place->launcher, plugin()->name);
         return CASTOR_ERR_UNSUPPORTED;
     }
     if (!options()->log_dir[0] && (shared || !options()->log_parent[0])) {
@@ -90,7 +93,7 @@ static castor_status point_find(const cluster *place, meeting_point *out, char *
                    "--log-dir DIR");
         return CASTOR_ERR_ARGUMENT;
     }
-    if (shared ? point_from_launcher(out) : point_from_cluster(&alone, out))
+    if (shared ? point_from_launcher(out) : point_from_cluster(&own, out))
         return CASTOR_OK;
     log_format(message, size, "CASTOR_NPROC=auto: the name of the log directory is too long");
     return CASTOR_ERR_ARGUMENT;
@@ -163,20 +166,36 @@ static void environment_change(const cluster *place, const meeting_point *point,
 
 /* ---- the folder of the ranks' files ----
  *
- * Each rank holds a lock on it, shared with the others'. Who can have it alone is the only one: the first, who removes what a job that was killed has
- * left under the same name, or the last. Without locks (some network file systems) the folder stays. */
+ * Each rank holds a lock on it, shared with the others' (also when it becomes another program). Who can have it alone is the only
+ * one: the first, who removes what a job that was killed has left under the same name, or the last, who removes all. What killed
+ * ranks of an earlier attempt have left the next one removes. Without locks (some network file systems) the folder stays. */
 
 static char files_folder[PATH_BYTES];
 static int files_lock = -1;
 static pid_t files_user;
 
-static bool files_begin(const char *folder) {
+/* Removes what earlier attempts have left. */
+static void files_sweep(const char *log_dir, unsigned attempts) {
+    char folder[PATH_BYTES];
+    for (unsigned attempt = 0; attempt < attempts; attempt++) {
+        log_format(folder, sizeof folder, "%s/" JOB_FILES_NAME "/%u", log_dir, attempt);
+        int file = call_open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+        if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0)
+            files_clear(folder, false);
+        if (file >= 0)
+            close(file);
+    }
+}
+
+static bool files_begin(const meeting_point *point) {
+    const char *folder = point->files;
     size_t made_from;
+    files_sweep(point->directory, point->attempt);
     if (!job_folders_make(folder, &made_from))
         return false;
     chmod(folder, 0700);
     int file = call_open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-    files_lock = file >= 0 ? fcntl(file, F_DUPFD_CLOEXEC, LINE_FILE_MIN) : -1;
+    files_lock = file >= 0 ? fcntl(file, F_DUPFD, LINE_FILE_MIN) : -1;
     if (file >= 0)
         close(file);
     if (files_lock < 0)
@@ -249,7 +268,7 @@ castor_status joining_begin(char *const *words, char *message, size_t size) {
     if (status != CASTOR_OK)
         return status;
     size_t made_from;
-    if (!job_folders_make(point.directory, &made_from) || !files_begin(point.files) ||
+    if (!job_folders_make(point.directory, &made_from) || !files_begin(&point) ||
         (place.rank > 0 &&
          (!outputs_take_input() || !outputs_take((int)place.rank, point.directory, &log_file)))) {
         log_format(message, size, "CASTOR_NPROC=auto: the log directory %s cannot be written: error %d",

@@ -2,7 +2,7 @@
 
     tests/launcher/run.py [--castor build/bin/castor] [NAME]...
 
-Only the jobs of test_env.py need torch. NAMEs select tests whose id contains one of them. The last line is
+Only the jobs of test_env.py and test_auto.py need torch. NAMEs select tests whose id contains one of them. The last line is
 `N passed, N failed`.
 """
 import os

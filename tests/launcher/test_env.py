@@ -120,6 +120,8 @@ class Env(CommandTest):
         self.refused(["--format", "yml"], "did you mean yaml?")
         self.refused(["--log-dir", ""], "an empty name")
         self.refused(["--set", "CASTOR_ACCUMULATE=2"], "plugin none changes nothing")
+        self.refused(["--set", "CASTOR_NPROC=auto"], "plugin none would leave copies that train apart")
+        self.refused(["--plugin", "ddp", "--set", "CASTOR_NPROC=auto"], "name one by --log-dir")
         self.refused([], "in the environment: CASTOR_TIMEOUT=soon", env={"CASTOR_TIMEOUT": "soon"})
         self.refused([], "CASTOR_LOG_DIR=mine is the directory of one job", env={"CASTOR_LOG_DIR": "mine"})
 
