@@ -170,6 +170,14 @@ bool run_environment_cluster(const run_request *request, const run_environment *
            !run_command_launcher(request->command, &fix);
 }
 
+/* A launcher has started this `castor run` as one of several ranks, and its variables are PyTorch's. */
+static bool is_one_of_several(const run_request *request, const run_environment *environment) {
+    const char *fix;
+    cluster place;
+    return request->ranks == 1 && cluster_find_torch(lookup, environment, &place) &&
+           !run_command_launcher(request->command, &fix);
+}
+
 /* What PyTorch's scripts ask for, as torchrun would tell it. */
 static bool set_place(run_environment *out, const cluster *place) {
     bool done = set_number_if_unset(out, "RANK", (unsigned long)place->rank) &&
@@ -257,6 +265,8 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
     cluster place;
     if (done && run_environment_cluster(job->request, out, &place))
         done = set_place(out, &place) && set(out, "CASTOR_BEGUN", "runs");
+    else if (done && options()->nproc == CASTOR_NPROC_AUTO && is_one_of_several(job->request, out))
+        done = set(out, "CASTOR_BEGUN", "runs");
     if (job->request->command && run_command_serves(job->request->command) && plugin()->engine &&
         options()->fork == CASTOR_FORK_AUTO)
         done = done && set(out, "CASTOR_FORK_SERVER", "1");

@@ -127,13 +127,16 @@ class Auto(CommandTest):
 
     def test_scripts_with_ranks_of_their_own(self):
         """One line says what to do. Rank 0 of two is enough to be refused."""
-        torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
         run = ["run", "--plugin", "gemini", "--nproc", "auto", "--"]
+        torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
         for text, where, line in (
-                ("import torch; torch.distributed.init_process_group('gloo')", torchrun,
+                ("import torch; torch.distributed.init_process_group('gloo')", self.slurm("7")[1],
                  "the script makes a process group of its own, and CASTOR_NPROC=auto is for scripts of one process: leave CASTOR_NPROC=auto out"),
-                ("import os, torch; print(os.environ['LOCAL_RANK'])", torchrun,
-                 "the script looks up LOCAL_RANK, which CASTOR_NPROC=auto hides, for scripts of one process: leave CASTOR_NPROC=auto out")):
+                ("import os, torch; print(os.environ['LOCAL_RANK'])", self.slurm("8")[1],
+                 "the script looks up LOCAL_RANK, which CASTOR_NPROC=auto hides, for scripts of one process: leave CASTOR_NPROC=auto out"),
+                ("import torch; print('not reached')", torchrun,
+                 "CASTOR_NPROC=auto: nothing tells the ranks of torchrun from those of another job: start the launcher itself by castor run: castor run --plugin "
+                 "gemini --nproc auto -- COMMAND (CASTOR_ON_ERROR=passthrough trains without the plugin)")):
             with self.subTest(line=line):
                 process = self.start(*run, *self.python(text), env=where)
                 out, err = process.communicate(timeout=SECONDS)
