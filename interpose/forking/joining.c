@@ -26,7 +26,8 @@ typedef struct meeting_point {
     char token[JOB_TOKEN_DIGITS + 1];
     char directory[PATH_BYTES]; /* this rank's log directory */
     char files[PATH_BYTES];
-    unsigned attempt; /* of the launcher's; those before have ended */
+    char meeting[CLUSTER_HOST_MAX + 64]; /* of the ranks of several nodes; "": they are on one */
+    unsigned attempt;                    /* of the launcher's; those before have ended */
 } meeting_point;
 
 static const char *variable(const void *context, const char *name) {
@@ -44,17 +45,32 @@ static bool path_write(char out[PATH_BYTES], const char *format, const char *fol
     return log_format(out, PATH_BYTES, format, folder, name) + 1 < PATH_BYTES;
 }
 
-/* All ranks have the token of the launcher around them, which begins them anew when one has failed: those that were there before
- * must not be met. */
-static bool point_from_launcher(meeting_point *out) {
-    char what[64];
-    const char *attempt = variable(NULL, "TORCHELASTIC_RESTART_COUNT");
-    out->attempt = attempt ? (unsigned)strtoul(attempt, NULL, 10) : 0;
+/* NAME of a folder beside the log directory. */
+static bool path_write_beside(char out[PATH_BYTES], const char *name) {
+    const char *slash = strrchr(options()->log_dir, '/');
+    int length = slash ? (int)(slash - options()->log_dir) : 1;
+    return log_format(out, PATH_BYTES, "%.*s/" JOB_FILES_NAME "-%s", length, slash ? options()->log_dir : ".",
+                      name) +
+               1 <
+           PATH_BYTES;
+}
+
+/* All ranks of a node have the token of the launcher around them, which begins them anew when one has failed: those that were there
+ * before must not be met. On several nodes the log directories differ, and their parent may be on a file system that they share. */
+static bool point_from_launcher(const cluster *place, meeting_point *out) {
+    char what[64], everywhere[JOB_TOKEN_DIGITS + 1], name[SHORT_DIGITS + 1];
     log_format(what, sizeof what, "attempt %u", out->attempt);
     job_token_derive(options()->job, what, out->token);
+    if (!path_write(out->directory, "%s%s", options()->log_dir, ""))
+        return false;
+    if (out->meeting[0]) {
+        const char *run = variable(NULL, "TORCHELASTIC_RUN_ID");
+        job_token_derive(out->meeting, run ? run : place->launcher, everywhere);
+        log_format(name, sizeof name, "%.*s", SHORT_DIGITS, everywhere);
+        return path_write_beside(out->files, name);
+    }
     log_format(what, sizeof what, JOB_FILES_NAME "/%u", out->attempt);
-    return path_write(out->directory, "%s%s", options()->log_dir, "") &&
-           path_write(out->files, "%s/%s", options()->log_dir, what);
+    return path_write(out->files, "%s/%s", options()->log_dir, what);
 }
 
 /* Each rank comes alone. What the launcher tells of the job is no secret, but the ranks' sockets ask for the user as well. */
@@ -66,16 +82,38 @@ static bool point_from_cluster(const cluster *place, meeting_point *out) {
     if (options()->begun != CASTOR_BEGUN_RUNS) /* castor env */
         return path_write(out->directory, "%s/job-%s", options()->log_parent, name) &&
                path_write(out->files, "%s/%s", out->directory, JOB_FILES_NAME "/0");
-    if (!path_write(out->directory, "%s%s", options()->log_dir, ""))
-        return false;
-    char *slash = strrchr(out->directory, '/'), parent[PATH_BYTES];
-    log_format(parent, sizeof parent, "%.*s", slash ? (int)(slash - out->directory) : 1,
-               slash ? out->directory : ".");
-    return path_write(out->files, "%s/" JOB_FILES_NAME "-%s", parent, name);
+    return path_write(out->directory, "%s%s", options()->log_dir, "") && path_write_beside(out->files, name);
+}
+
+/* Where ranks of several nodes meet: what nodes/whole.py reads. False: the launcher does not tell. */
+static bool meeting_write(const cluster *place, meeting_point *out) {
+    const char *host = variable(NULL, "MASTER_ADDR"), *port = variable(NULL, "MASTER_PORT");
+    const char *kept = variable(NULL, "TORCHELASTIC_USE_AGENT_STORE");
+    char number[16];
+    log_format(number, sizeof number, "%u", place->port);
+    if (!host || !host[0])
+        host = place->master;
+    if (!port || !port[0])
+        port = place->port ? number : "";
+    return host[0] && port[0] && !strpbrk(host, " \t") && !strpbrk(port, " \t") &&
+           log_format(out->meeting, sizeof out->meeting, "%s %s %s %u", host, port,
+                      kept && strcmp(kept, "True") == 0 ? "by-torchrun" : "by-rank-0", out->attempt) +
+                   1 <
+               sizeof out->meeting;
 }
 
 static castor_status point_find(const cluster *place, meeting_point *out, char *message, size_t size) {
     cluster own;
+    const char *attempt = variable(NULL, "TORCHELASTIC_RESTART_COUNT");
+    *out = (meeting_point){.attempt = attempt ? (unsigned)strtoul(attempt, NULL, 10) : 0};
+    if (place->local_world != place->world && !meeting_write(place, out)) {
+        log_format(message, size,
+                   "CASTOR_NPROC=auto: %s has started %ld ranks on several nodes, and does not tell where "
+                   "they meet: set MASTER_ADDR and "
+                   "MASTER_PORT, as torchrun does",
+                   place->launcher, place->world);
+        return CASTOR_ERR_ARGUMENT;
+    }
     bool shared = options()->job[0] && options()->begun != CASTOR_BEGUN_RUNS;
     bool alone = !shared && cluster_find(variable, NULL, &own);
     if (!shared && (!alone || !own.job[0])) {
@@ -93,7 +131,7 @@ static castor_status point_find(const cluster *place, meeting_point *out, char *
                    "--log-dir DIR");
         return CASTOR_ERR_ARGUMENT;
     }
-    if (shared ? point_from_launcher(out) : point_from_cluster(&own, out))
+    if (shared ? point_from_launcher(place, out) : point_from_cluster(&own, out))
         return CASTOR_OK;
     log_format(message, size, "CASTOR_NPROC=auto: the name of the log directory is too long");
     return CASTOR_ERR_ARGUMENT;
@@ -153,11 +191,14 @@ static void environment_change(const cluster *place, const meeting_point *point,
     block_set("CASTOR_LOG_DIR", point->directory);
     block_set("CASTOR_FILES", point->files);
     block_set("CASTOR_TEMPORARY_DIR", temporary ? temporary : "");
+    if (point->meeting[0])
+        block_set("CASTOR_MEETING", point->meeting);
     if (log_file >= 0)
         block_set_number("CASTOR_LOG_FILE", (unsigned long)log_file);
     if (!is_set("PYTHONHASHSEED"))
-        block_set_number("PYTHONHASHSEED", job_hash_seed(point->token));
-    unsigned long threads = machine_cores_usable() / (unsigned long)place->world;
+        block_set("PYTHONHASHSEED", JOB_JOINED_HASH_SEED);
+    unsigned long here = (unsigned long)(place->local_world ? place->local_world : place->world);
+    unsigned long threads = machine_cores_usable() / here;
     if (!is_set("OMP_NUM_THREADS"))
         block_set_number("OMP_NUM_THREADS", threads ? threads : 1);
     block.entries[block.count] = NULL;
@@ -190,7 +231,7 @@ static void files_sweep(const char *log_dir, unsigned attempts) {
 static bool files_begin(const meeting_point *point) {
     const char *folder = point->files;
     size_t made_from;
-    files_sweep(point->directory, point->attempt);
+    files_sweep(options()->log_dir, point->meeting[0] ? 0 : point->attempt);
     if (!job_folders_make(folder, &made_from))
         return false;
     chmod(folder, 0700);
@@ -223,16 +264,6 @@ void joining_end(void) {
 /* ---- a rank ---- */
 
 static castor_status check(const cluster *place, char *message, size_t size) {
-    if (place->local_world != place->world) {
-        log_format(message, size,
-                   "CASTOR_NPROC=auto: a single-process script is split on one node, and %s has started %ld "
-                   "ranks, %s: start "
-                   "all on one node, or leave CASTOR_NPROC=auto out",
-                   place->launcher, place->world,
-                   place->local_world ? "not all of them on this one"
-                                      : "and does not tell where (LOCAL_WORLD_SIZE)");
-        return CASTOR_ERR_UNSUPPORTED;
-    }
     if (!plugin()->engine) {
         log_format(message, size,
                    "CASTOR_NPROC=auto: plugin %s would leave %ld copies that train apart; choose another "

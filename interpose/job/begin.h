@@ -20,6 +20,8 @@ void job_token_derive(const char *from, const char *what, char out[JOB_TOKEN_DIG
 
 /* Python's seed of hashes: the same on all ranks of a job, from 1 to 2^32 - 1; another one in the next job, as Python's own. */
 uint32_t job_hash_seed(const char *token);
+/* The same where ranks of several jobs act as one, which have no token in common. */
+#define JOB_JOINED_HASH_SEED "1"
 
 /* mkdir -p. `made_from` gets the length of the first directory that was made, or 0. False with errno. */
 bool job_folders_make(const char *path, size_t *made_from);

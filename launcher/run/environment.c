@@ -273,7 +273,7 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
     int ranks = job->request->ranks;
     if (ranks == 1 &&
         options()->nproc == CASTOR_NPROC_AUTO) /* ranks that the launcher's own Python forks have its seed */
-        done = done && set_number_if_unset(out, "PYTHONHASHSEED", job_hash_seed(job->token));
+        done = done && set_if_unset(out, "PYTHONHASHSEED", JOB_JOINED_HASH_SEED);
     if (ranks > 1) {
         unset(out, "CASTOR_NPROC");
         unsigned long threads = machine_cores_usable() / (unsigned long)ranks;

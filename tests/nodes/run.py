@@ -53,7 +53,7 @@ class NodesTest(unittest.TestCase):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "{hosts}", "--node-rank", "{host}",
                     "--nproc-per-node", "$RANKS", "--master-addr", "{address}", "--master-port", "29400", "--monitor-interval", "5",
                     os.path.join(FOLDER, script), *map(str, arguments)]
-        castor = [CASTOR, "run", "--plugin", plugin, "--log-dir", "log{host}"]
+        castor = [CASTOR, "run", "--plugin", plugin, "--log-dir", "log{host}", *(["--nproc", "auto"] if script == "single.py" else [])]
         for setting in settings:
             castor += ["--set", setting]
         counts = " ".join(f"{host}) RANKS={count};;" for host, count in enumerate(ranks))
@@ -194,6 +194,77 @@ class NodesTest(unittest.TestCase):
         _, errors = self.on_hosts("--fail-at", 3, "--fail-rank", 3, status=1)
         self.assertRegex(errors, r"\[rank2\]: castor: rank 3 \(pid \d+\) died", "the rank beside it")
         self.assertRegex(errors, r"castor: rank 3, on another node, has ended .*\(here: train.py, line \d+\)", "its counterpart")
+        self.assertLess(self.seconds, 150)
+
+
+    # ---- single-process scripts, CASTOR_NPROC=auto
+
+    def made(self):
+        """The files of a job."""
+        contents = {}
+        for name in os.listdir(os.path.join(self.folder, "made")):
+            with open(os.path.join(self.folder, "made", name), "rb") as file:
+                contents[name] = file.read()
+        shutil.rmtree(os.path.join(self.folder, "made"))
+        self.assertEqual(contents.keys(), {"losses.txt", "SGD.pt", "AdamW.pt"})
+        return contents
+
+    @staticmethod
+    def said(errors):
+        """Without the lines of PyTorch's C++, which miss the names of these hosts."""
+        return [line for line in errors.splitlines() if not line.startswith("[W")]
+
+    def on_one_host(self, *before):
+        return self.run_job([*before, sys.executable, os.path.join(FOLDER, "single.py")])[0], self.made()
+
+    def check_about_equal(self, printed, expected):
+        ours, theirs = ([float(word) for word in re.findall(r"[\d.e-]+(?=\s)", text)] for text in (printed, expected))
+        self.assertEqual(len(ours), 14)
+        for mine, other in zip(ours, theirs, strict=True):
+            self.assertAlmostEqual(mine, other, delta=2e-5 * max(1, abs(other)))
+
+    def test_a_single_process_on_two_nodes(self):
+        """With a rank on each the sums have the order of two ranks on one node, and so all is equal to the bit."""
+        expected = self.on_one_host(CASTOR, "run", "--plugin", "gemini", "--nproc", "2", "--log-dir", "log", "--")
+        printed, errors = self.on_hosts(script="single.py", plugin="gemini", ranks=(1, 1))
+        self.assertEqual((printed, self.made()), expected, errors)
+        self.assertEqual(sorted(self.said(errors)), [f"castor: report: castor report log{host}" for host in (0, 1)])
+        with open(os.path.join(self.folder, "log1", "rank1.out")) as file:
+            self.assertEqual(file.read(), printed, "what the other rank prints")
+        for host in (0, 1):
+            ranks = [(rank["rank"], rank["optimizer_steps"]) for rank in self.report(host)["ranks"] if rank["optimizer_steps"]]
+            self.assertEqual(ranks, [(host, 6)])
+        self.assertEqual([name for name in os.listdir(self.folder) if name.startswith(".files")], [])
+
+    @runner.long
+    def test_a_single_process_on_nodes_of_unequal_size(self):
+        expected, _ = self.on_one_host()
+        for plugin in ("ddp", "zero1", "zero2"):
+            printed, _ = self.on_hosts(script="single.py", plugin=plugin, ranks=(1, 2))
+            self.check_about_equal(printed, expected)
+            self.made()
+
+    @runner.long
+    def test_a_single_process_that_srun_starts(self):
+        """In the environment of `castor env`: the ranks of both nodes have one log directory, which is on a file system of both."""
+        expected, _ = self.on_one_host()
+        told = subprocess.run([CASTOR, "env", "--plugin", "gemini", "--set", "CASTOR_NPROC=auto", "--log-dir", "logs"], cwd=self.folder,
+                              env=runner.environment("SLURM_", "OMPI_"), capture_output=True, text=True, check=True)
+        task = ("SLURM_PROCID=$((2 * {host} + $local)) SLURM_LOCALID=$local SLURM_NODEID={host} SLURM_STEP_NUM_TASKS=4 "
+                "SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST={address},other SLURM_JOB_ID=17 SLURM_STEP_ID=0 "
+                f"{sys.executable} {os.path.join(FOLDER, 'single.py')}")
+        printed, errors = self.run_job([sys.executable, hosts.__file__, "2", "sh", "-c",
+                                        f"{told.stdout} local=1; {task} & first=$!; local=0; {task} && wait $first"])
+        self.check_about_equal(printed, expected)
+        self.made()
+        self.assertEqual(self.said(errors), [])
+        directory, = os.listdir(os.path.join(self.folder, "logs"))
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "logs", directory, ".files")))
+
+    @runner.long
+    def test_a_single_process_whose_other_node_is_killed(self):
+        _, errors = self.on_hosts("--fail-rank", 1, script="single.py", plugin="gemini", ranks=(1, 1), settings=["CASTOR_TIMEOUT=60"], status=1)
+        self.assertRegex(errors, r"castor: .*(rank 1, on another node,|a rank of another node, or of this one,) has ended or cannot be reached.*\(here: single.py, line \d+\)")
         self.assertLess(self.seconds, 150)
 
 

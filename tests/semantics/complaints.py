@@ -41,8 +41,8 @@ def what_it_says(expect, finished):
     return next((f"says {line!r}" for line in lines if expect.says_not and re.search(expect.says_not, line)), "")
 
 
-def what_is_wrong_with(expects, finished, may_say=()):
-    """What no run may say, whatever its rows: a line twice, or more than two lines hold; and, where it goes on, a line that none of
+def what_is_wrong_with(expects, finished, may_say=(), hosts=1):
+    """What no run may say, whatever its rows: a line twice on a host, or more than two lines hold; and, where it goes on, a line that none of
     `expects` asks for, nor is like one of `may_say`. Empty: nothing."""
     if any("CASTOR_LOG_LEVEL=debug" in expect.options for expect in expects):
         return ""
@@ -50,7 +50,7 @@ def what_is_wrong_with(expects, finished, may_say=()):
     asked = [pattern for expect in expects for pattern in (expect.says, expect.aside and "without the plugin") if pattern]
     own = r"^report: |held the trace of an earlier run|on devices every rank has all parameters"
     for number, line in enumerate(lines):
-        if line in lines[:number]:
+        if lines[:number].count(line) >= hosts:
             return f"says twice: {line!r}"
         if len(line) > LINE_LETTERS:
             return f"says in more than two lines: {line!r}"

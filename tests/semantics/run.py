@@ -7,7 +7,7 @@
                                   leaves out what has passed before with the same code and scripts, and ends in time:
                                   a full run in pieces; the file counts what is still missing.
                                   Every --full run leaves all rows in build/semantics/rows.md
-    run.py --hosts 2 --ranks 4    DDP scripts, their ranks on two hosts (tests/hosts.py), against one host's plain run;
+    run.py --hosts 2 --ranks 4    each script's ranks on two hosts (tests/hosts.py), those of single processes by CASTOR_NPROC=auto, against one host's plain run;
                                   --set CASTOR_CHUNK_SIZE=64K lets zero2 and gemini shard small tensors as well
     run.py --devices              DDP scripts, each rank on a simulated device of its own, over NCCL, against plain PyTorch there (rows_devices.py)
     run.py --self-test            shows that the comparison can fail
@@ -50,6 +50,7 @@ ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
 TESTED = ("shims/castor", "interpose", "kernels")
 HOSTS = hosts.__file__
+REFUSED_ON_HOSTS = ("other_strides", "parts_of_one_tensor", "memory_of_numpy", "part_beside_the_whole")  # of storages.py: memory that something else can reach
 ON_DEVICE = os.path.join(ROOT, "tests", "device", "rank_on_device.py")
 
 
@@ -100,7 +101,7 @@ class Suite:
         by_torchrun = not (row.case or row.sort) or self.args.full and plugin == "gemini"
         if row.distributed and plugin != "plain" and self.args.hosts == 1 and not by_torchrun:
             program = [self.python, *runner.ranks(ranks)[1:], *program]
-        elif row.distributed:
+        elif row.distributed or plugin != "plain" and self.args.hosts > 1:
             start = [self.torchrun] if os.path.exists(self.torchrun) else [self.python, "-m", "torch.distributed.run"]
             program = [*start, *self.meeting(ranks, plugin), *program]
         else:
@@ -113,7 +114,7 @@ class Suite:
         for option in (*self.args.set, *row.expect.options):
             under += ["--set", option]
         if not row.distributed and plugin != "none" and ranks > 1:
-            under += runner.nproc(ranks, program)
+            under += ["--nproc", "auto"] if self.args.hosts > 1 else runner.nproc(ranks, program)
         return [*under, "--", *self.under, *program]
 
     def meeting(self, ranks, plugin):
@@ -254,7 +255,7 @@ class Suite:
             idle = self.idle(group[0], plugin, folder)
             if idle:
                 self.settle(group[0], ranks, plugin, False, idle, finished.seconds)
-        if plugin in ENGINES and (wrong := what_is_wrong_with([row.expect for row in group], finished, self.may_say(group[0]))):
+        if plugin in ENGINES and (wrong := what_is_wrong_with([row.expect for row in group], finished, self.may_say(group[0]), self.args.hosts)):
             self.settle(group[0], ranks, plugin, False, wrong, finished.seconds)
         if group[0].expect.refused and plugin in ENGINES:
             passed, text = refusal(group[0].expect.refused, finished)
@@ -362,7 +363,7 @@ def chosen(args):
     if args.case:
         every = [row for row in every if {row.case, row.title, row.title.partition(": ")[2]} & set(args.case) - {""}]
     if args.hosts > 1:
-        every = [row for row in every if row.distributed]
+        every = [row for row in every if row.distributed or row.expect.plugin != "hybrid" and not row.expect.one_rank and row.case not in REFUSED_ON_HOSTS]
     if args.devices:
         every = [rows_devices.on_devices(row) for row in every if rows_devices.has(row) and (args.full or args.selected or rows_devices.in_short(row))]
     if not every:

@@ -214,6 +214,30 @@ TEST_F(Joining, RanksWithACastorRunEachShareAFolderBesideTheirs) {
     EXPECT_EQ(first.value("CASTOR_FILES").rfind(folder.path() + "/.files-", 0), 0u);
 }
 
+TEST_F(Joining, RanksOfSeveralNodesAreToldWhereTheyMeet) {
+    Values first = with(torchrun, {{"LOCAL_WORLD_SIZE", "1"},
+                                   {"MASTER_ADDR", "n1"},
+                                   {"MASTER_PORT", "29400"},
+                                   {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                   {"CASTOR_LOG_DIR", folder.path() + "/log0"}});
+    Values second = with(
+        first,
+        {{"RANK", "1"}, {"CASTOR_JOB", std::string(32, 'f')}, {"CASTOR_LOG_DIR", folder.path() + "/log1"}});
+    Outcome one = begin(first, kPython), other = begin(second, kPython);
+    ASSERT_EQ(one.status, CASTOR_OK) << one.message;
+    EXPECT_EQ(one.value("CASTOR_MEETING"), "n1 29400 by-torchrun 0");
+    EXPECT_NE(other.value("CASTOR_JOB"), one.value("CASTOR_JOB")) << "each node has its own";
+    for (const char *same : {"CASTOR_MEETING", "CASTOR_FILES", "PYTHONHASHSEED"})
+        EXPECT_EQ(other.value(same), one.value(same)) << same;
+    EXPECT_EQ(other.value("CASTOR_LOG_DIR"), folder.path() + "/log1");
+    EXPECT_EQ(one.value("CASTOR_FILES").rfind(folder.path() + "/.files-", 0), 0u);
+    Values slurm = with(srun, {{"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}, {"SLURM_STEP_NODELIST", "n[1-2]"}});
+    std::string meeting = begin(slurm, kPython).value("CASTOR_MEETING");
+    EXPECT_EQ(meeting.rfind("n1 2", 0), 0u) << meeting;
+    EXPECT_NE(meeting.find(" by-rank-0 0"), std::string::npos) << meeting;
+    EXPECT_EQ(begin(torchrun, kPython).value("CASTOR_MEETING"), "(unset)");
+}
+
 TEST_F(Joining, OnlyPythonAndNoLauncherIsARank) {
     for (const Words &words : {Words{"bash", "-c", "python train.py"}, Words{"castor", "run"}, Words{},
                                Words{"python", "/usr/bin/torchrun", "--nnodes", "2", "train.py"},
@@ -235,9 +259,8 @@ TEST_F(Joining, WhatCannotBeIsRefusedAndChangesNothing) {
     unmeasured.erase("CASTOR_LOG_PARENT");
     const std::vector<std::pair<Values, std::string>> cases = {
         {with(torchrun, {{"LOCAL_WORLD_SIZE", "1"}}),
-         "torchrun has started 2 ranks, not all of them on this one"},
-        {untold, "torchrun has started 2 ranks, and does not tell where"},
-        {with(srun, {{"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}}), "Slurm's srun has started 2 ranks, not all"},
+         "torchrun has started 2 ranks on several nodes, and does not tell where"},
+        {untold, "torchrun has started 2 ranks on several nodes, and does not tell where"},
         {with(torchrun, {{"CASTOR_PLUGIN", "none"}}), "plugin none would leave 2 copies that train apart"},
         {nowhere, "name one by castor env --log-dir DIR"},
         {unmeasured, "name one by castor env --log-dir DIR"},

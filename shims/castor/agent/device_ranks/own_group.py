@@ -1,6 +1,5 @@
 """Process groups of Castor's own, for ranks whose script has none (`--nproc`): NCCL over the ranks' devices, gloo where ranks share one, and for tensors of the host.
 `torch.distributed` does not know them, so a script that asks whether it is distributed is told what it is in plain PyTorch."""
-import atexit
 import ctypes
 import datetime
 import struct
@@ -9,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from .. import core
-from ..common import store
 from ..device import choice
+from ..nodes import own_groups
 from . import entries
 
 _LOOPBACK = "127.0.0.1"
@@ -48,12 +47,7 @@ def made(control, name, ranks, device):
         kind = dist.ProcessGroup.BackendType.GLOO
         backend = dist.ProcessGroupGloo(met, rank, len(ranks), timeout=timeout)
     core.process_group_announce(None, None, 0)
-    backend._set_sequence_number_for_group()
-    group = dist.ProcessGroup(_meetings[control], rank, len(ranks))
-    group._set_default_backend(kind)
-    group._register_backend(torch.device(device), kind, backend)
-    atexit.register(_end, group)
-    return group
+    return own_groups.over(backend, kind, device, _meetings[control], rank, len(ranks))
 
 
 def _meeting_place(control, timeout):
@@ -62,7 +56,3 @@ def _meeting_place(control, timeout):
     port, = _PORT.unpack(control.broadcast(_PORT.pack(0 if served is None else served.port), "where the ranks of process groups meet"))
     return dist.TCPStore(_LOOPBACK, port, control.world, False, timeout) if served is None else served
 
-
-def _end(group):
-    if store.active():
-        group.shutdown()

@@ -28,15 +28,16 @@ class Across:
     kinds   data that one node only keeps, besides optimizer states: 0 none, 1 larger sums, 2 larger parameters too
     """
 
-    def __init__(self, place, lane):
+    def __init__(self, place, lane, make=None):
+        """make(ranks): the lane's process group; None: PyTorch's, of the script's world."""
         self.group, self.place, self.peers, self.lane_ranks = None, place, None, lane
         self.synchronizers = weakref.WeakSet()
         self.leader = None  # the first one whose gradients the running backward makes
+        self.ahead = True  # the sums of the next backward may be exchanged while it runs: it reaches what this one has reached
         self.merges = False  # neighbouring ranges are exchanged as one: they lie alike on all nodes
         self.kinds = self.readers = 0  # readers: ranks of other nodes that may read from this rank at any time
         self.told, self.directory = b"", []  # this rank's directory of states, and that of its lane, as they were last exchanged
-        patience = datetime.timedelta(seconds=core.options.timeout)
-        self.lane = dist.new_group(lane, timeout=patience, backend="gloo", use_local_synchronization=True) if lane else None
+        self.lane = (make or _new_group)(lane) if lane else None
 
     def guarded(self, function, *arguments):
         """Calls a function that runs the lane's collectives. Tells this node's ranks if a rank of another node is gone."""
@@ -113,7 +114,7 @@ class Across:
         if self.lane is not None:
             self.guarded(self._sum_owned, entries, used, schedule)
         core.sums_settle(self.group.handle, self.place.node, core.pointers([e.handle for e in entries]), len(entries), used)
-        if self.lane is None or schedule is not None and schedule.holds(entries, used):
+        if self.lane is None or not self.ahead or schedule is not None and schedule.holds(entries, used):
             return schedule
         return Schedule(self, entries, used)
 
@@ -236,7 +237,7 @@ class Across:
         return [entries[i] for i in changed if not entries[i].stepped_here], self.directory
 
     def broadcast(self, tensor, node):
-        dist.broadcast(tensor, self.lane_ranks[node], group=self.lane)
+        dist.broadcast(tensor, group_src=node, group=self.lane)
         if node == self.place.node:
             core.node_bytes_add((self.place.node_count - 1) * tensor.nbytes)
 
@@ -250,13 +251,18 @@ class Across:
         keeps = node == self.place.node
         for piece in tensor.split(REDUCE_BYTES // tensor.element_size()):
             pieces = [torch.empty_like(piece) for _ in self.lane_ranks] if keeps else None
-            yield dist.gather(piece, pieces, self.lane_ranks[node], group=self.lane, async_op=True)
+            yield dist.gather(piece, pieces, group_dst=node, group=self.lane, async_op=True)
             if not keeps:
                 core.node_bytes_add(piece.nbytes)
                 continue
             for other, theirs in enumerate(pieces):
                 if other != node:
                     piece.add_(theirs)
+
+
+def _new_group(lane):
+    patience = datetime.timedelta(seconds=core.options.timeout)
+    return dist.new_group(lane, timeout=patience, backend="gloo", use_local_synchronization=True)
 
 
 _singles = []  # the Across whose larger sums one node only keeps

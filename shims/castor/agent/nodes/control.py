@@ -25,14 +25,18 @@ class Control:
         patience = datetime.timedelta(seconds=core.options.timeout)
         self.messages = dist.new_group(ranks, timeout=patience, backend="gloo", use_local_synchronization=True)
 
-    def _exchange(self, mine, what):
-        """Each rank's tensor of as many words."""
-        every = [torch.empty_like(mine) for _ in self.ranks]
+    def guarded(self, what, function, *arguments, **named):
+        """Calls a collective of these ranks."""
         try:
-            dist.all_gather(every, mine, group=self.messages)
+            function(*arguments, group=self.messages, **named)
         except RuntimeError as error:
             raise core.GroupError(f"castor: {what}: a rank of another node, or of this one, has ended or cannot be reached; what it says tells why "
                                   f"({core.shortened(str(error).strip().splitlines()[0], 300)})") from error
+
+    def _exchange(self, mine, what):
+        """Each rank's tensor of as many words."""
+        every = [torch.empty_like(mine) for _ in self.ranks]
+        self.guarded(what, dist.all_gather, every, mine)
         return every
 
     def _meet(self, kind, key, values, what):

@@ -65,18 +65,35 @@ def _make(process_group, ranks):
         return store.group(name, rank, len(ranks))
     one_node_of(process_group)
     identities, tokens = _introduced[ranks]
-    place, members, lane = _find(identities, rank)
-    if place.node_count == 1 and len(set(tokens)) == 1:
+    if len(set(identities)) == 1 and len(set(tokens)) == 1:
         return store.group(name, rank, len(ranks))
-    across = Across(place, [ranks[r] for r in lane]) if place.node_count > 1 else None
+    group, token = _by_nodes(name, rank, ranks, identities, tokens)
+    core.rank_set(dist.get_rank())
+    if group.across is not None and core.plugin_shards():
+        group.across.shard(process_group, identities, token)
+    return group
+
+
+def _by_nodes(name, rank, ranks, identities, tokens, make=None):
+    """(the store's group of this rank's node, the token of that node's ranks). `make`: Across's."""
+    place, members, lane = _find(identities, rank)
+    across = Across(place, [ranks[r] for r in lane], make) if place.node_count > 1 else None
     group = store.group(f"{name} on node {place.node}", place.local_rank, place.local_world, token=tokens[members[0]],
                         owners=place.lanes, across=across, total=len(ranks))
     core.store_ranks_set(group.handle, (ctypes.c_int32 * len(members))(*(ranks[member] for member in members)))
-    core.rank_set(dist.get_rank())
     if across is not None:
         across.group = group
-        if core.plugin_shards():
-            across.shard(process_group, identities, tokens[members[0]])
+    return group, tokens[members[0]]
+
+
+def group_of_all(process_group, name, rank, make):
+    """The same for all ranks of a job, whose process group is Castor's own, as those are that make(ranks) returns. Every node keeps all."""
+    ranks = list(range(process_group.size()))
+    identities, tokens = _introduce(process_group, len(ranks), "cpu")
+    group, _ = _by_nodes(name, rank, ranks, identities, tokens, make)
+    if group.across is not None:
+        group.across.ahead = False
+    core.rank_set(rank)
     return group
 
 

@@ -17,6 +17,9 @@ def gathered(job, own, what, out=None):
     if own.is_cuda:
         dist.all_gather_into_tensor(out.view(-1), data, group=own_group.group_of(job.group).process_group)
         return out
+    if job.nodes is not None:
+        job.nodes.gather_bytes(data, out, what)
+        return out
     for at in range(0, len(data), GATHER_BYTES):
         length = min(GATHER_BYTES, len(data) - at)
         piece = out if length == len(data) else torch.empty(job.world, length, dtype=torch.uint8, device="cpu")

@@ -14,6 +14,7 @@ import torch
 from .. import core, patching
 from ..common import graph, store, tensors
 from ..device_ranks import entries
+from ..nodes import whole
 from ..process import strays
 from . import arrays, audit, batch_norm, boundary, divided_layers, draws, layout, loaders, losses, randomness, rows, script_process, stages, streams, writers
 
@@ -78,6 +79,12 @@ class Job(script_process.Process):
         """Whether the script's model is in evaluation mode (which Trainers also end without calling train())."""
         model = self.switched()
         return model is not None and not model.training
+
+    def meet_nodes(self):
+        """Before anything that all ranks do together: they are on several nodes."""
+        if self.layout.copies > 1:
+            raise core.Error("castor: CASTOR_TP and CASTOR_PP divide a model over ranks of one node: start all ranks on one")
+        self.nodes = whole.Whole(self.rank, self.world)
 
     # ---- parameters
 
@@ -415,6 +422,9 @@ def refuse_process_groups(world, is_rank):
 def install(rank, world, token):
     """Returns the job, whose methods the agent's events call."""
     job = Job(rank, world)
+    if core.options.meeting:
+        job.meet_nodes()
+        token = job.group.broadcast(token.encode(), "the begin of the job").decode()
     seed = int(hashlib.sha256(token.encode()).hexdigest(), 16)
     random.seed(seed)  # unseeded numbers must be the same on every rank, too
     torch.default_generator.manual_seed(seed % (1 << 63))

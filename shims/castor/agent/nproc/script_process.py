@@ -33,6 +33,7 @@ class Process(events.Observer):
 
     def __init__(self, rank, world):
         self.rank, self.world = rank, world
+        self.nodes = None  # nodes.whole.Whole, if there are several
         self.synchronizer = None  # made with the first parameters
         self.said = set()
         self.boosted = None  # the optimizers that a plugin object trains here; None: there is no such object
@@ -41,7 +42,13 @@ class Process(events.Observer):
 
     @property
     def group(self):
-        return store.group("nproc", self.rank, self.world)
+        """All ranks of the job."""
+        return self.nodes or self.local_group
+
+    @property
+    def local_group(self):
+        """The store's, of those on this node."""
+        return store.group("nproc", self.rank, self.world) if self.nodes is None else self.nodes.local
 
     @property
     def distributed(self):
@@ -126,7 +133,7 @@ class Synchronizer(gradients.Synchronizer):
     """Sums the gradients of all optimizers' parameters that any rank's backward reached."""
 
     def __init__(self, job):
-        super().__init__(job.group, [], job.sums_late)
+        super().__init__(job.local_group, [], job.sums_late)
         self.job = job
         self.devices = None  # on_devices.Sums, once there are any
         self.has_raised = False
@@ -223,7 +230,7 @@ class Synchronizer(gradients.Synchronizer):
 
     def raised(self, error):
         """Gradients that were made before the exception stay, as in plain PyTorch. The ranks sum them if all ranks raised."""
-        if isinstance(error, core.GroupError) or self.group.world > 1 and not isinstance(error, Exception):
+        if isinstance(error, core.GroupError) or self.group.total > 1 and not isinstance(error, Exception):
             self._break_off(error)
             return
         self.has_raised = True
@@ -238,7 +245,7 @@ class Synchronizer(gradients.Synchronizer):
         """The entries that some rank's backward reached: the same list on every rank."""
         of_devices = [] if self.devices is None else self.devices.flags()
         flags = [e.added or e in self.ready for e in self.entries] + of_devices + [self.has_raised, not self.has_raised]
-        reached = self.group.union(flags, "the end of backward")
+        reached = self.job.group.union(flags, "the end of backward")
         if reached is not None and all(reached[-2:]):
             self._refuse_raised()
         if reached is None:

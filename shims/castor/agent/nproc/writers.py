@@ -46,8 +46,8 @@ def is_private():
 
 
 def are_together():
-    """Whether all ranks are in step, so that rank 0 can write for all. Threads of the script are not: in them each rank writes by itself."""
-    return (bool(_installed) and not _installed[0].distributed and store.active() and _installed[0].synchronizer is not None
+    """Whether all ranks are in step, and on one node, so that rank 0 can write for all. Threads of the script are not: in them each rank writes by itself."""
+    return (bool(_installed) and not _installed[0].distributed and _installed[0].nodes is None and store.active() and _installed[0].synchronizer is not None
             and threading.current_thread() is threading.main_thread())
 
 

@@ -35,6 +35,8 @@ class Running:
     def heard(self, every):
         """Compares the numbers of each rank."""
         if self.said:
+            if self.job.nodes is not None:  # these are this node's
+                every = self.job.group.gather(self.said, "the gradients before a step")
             self.said = []
             self.job.compare_before_step(every)
 
