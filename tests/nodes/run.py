@@ -262,6 +262,12 @@ class NodesTest(unittest.TestCase):
         self.assertFalse(os.path.exists(os.path.join(self.folder, "logs", directory, ".files")))
 
     @runner.long
+    def test_a_single_process_that_differs_between_nodes(self):
+        printed, errors = self.on_hosts("--unseeded", script="single.py", plugin="gemini", ranks=(1, 1), settings=["CASTOR_AUDIT=0"], status=1)
+        self.assertRegex(errors, r"castor: the parameters of rank 0 and of rank 1, on another node, differ after step 1: .*\(here: single.py, line \d+\)")
+        self.assertEqual(printed, "")
+
+    @runner.long
     def test_a_single_process_whose_other_node_is_killed(self):
         _, errors = self.on_hosts("--fail-rank", 1, script="single.py", plugin="gemini", ranks=(1, 1), settings=["CASTOR_TIMEOUT=60"], status=1)
         self.assertRegex(errors, r"castor: .*(rank 1, on another node,|a rank of another node, or of this one,) has ended or cannot be reached.*\(here: single.py, line \d+\)")

@@ -1,4 +1,4 @@
-"""A script of one process: single.py [--fail-rank R]. Prints the losses, and what it reads back from files that it has written."""
+"""A script of one process: single.py [--fail-rank R] [--unseeded]. Prints the losses, and what it reads back from files that it has written."""
 import argparse
 import os
 import signal
@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--fail-rank", type=int, help="of CASTOR_NPROC=auto: is killed after three steps")
+parser.add_argument("--unseeded", action="store_true", help="the model begins with numbers that are others in each process")
 args = parser.parse_args()
 
 os.mkdir("made")  # an error if another rank's were there
@@ -15,6 +16,9 @@ step = 0
 for kind, options in ((torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}), (torch.optim.AdamW, {"lr": 0.01})):
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.BatchNorm1d(128), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(128, 4))
+    if args.unseeded:
+        with torch.no_grad():
+            model[0].bias.copy_(torch.frombuffer(bytearray(os.urandom(128)), dtype=torch.uint8) / 256)
     optimizer = kind(model.parameters(), **options)
     data = TensorDataset(torch.randn(60, 32), torch.randint(0, 4, (60,)))
     for inputs, wanted in DataLoader(data, batch_size=20, shuffle=True):

@@ -36,7 +36,7 @@ class Job(script_process.Process):
         self.source = lambda: None  # weak reference to the iterator that delivered the last batch, if it splits batches
         self.loader = lambda: None  # weak reference to the DataLoader, whether it splits batches or not
         self.trained = weakref.WeakSet()  # DataLoaders on whose batches backward() was called
-        self.backwards = self.steps = 0
+        self.backwards = self.steps = self.all_steps = 0
         self.of_batch = {}  # tensors that a step made to require gradients, by their identity
         self.counts = set()  # sizes of the whole batches that were delivered since the last backward
         self.loss = core.options.loss
@@ -325,7 +325,21 @@ class Job(script_process.Process):
             raise core.GroupError("castor: the script put gradients of its own in place (torch.autograd.grad?), and they "
                              "differ between the ranks: let loss.backward() make them, or run on one rank")
 
+    def _compare_nodes(self):
+        """The ranks of a node have one model; what another node has computed otherwise (unseeded numbers, other files, other processors) would stay."""
+        self.all_steps += 1
+        if self.nodes is None or self.distributed or not store.active() or self.all_steps & (self.all_steps - 1):
+            return
+        each = (p for p in (reference() for reference in self.synchronizer.parameters()) if p is not None) if self.synchronizer else ()
+        digest = functools.reduce(lambda so_far, p: zlib.crc32(tensors.digest(p, core.digest).to_bytes(8, "little"), so_far), each, 0)
+        every = self.group.gather([float(digest)], "the parameters of all nodes")
+        other = next((rank for rank, row in enumerate(every) if row != every[0]), None)
+        if other is not None:
+            raise core.GroupError(f"castor: the parameters of rank 0 and of rank {other}, on another node, differ after step {self.all_steps}: seed what the script draws, "
+                                  "and give all nodes the same files, processors and versions of PyTorch")
+
     def step_ended(self):
+        self._compare_nodes()
         if self.distributed or self.splits or "hand-drawn" in self.said:
             return
         self.steps += 1
