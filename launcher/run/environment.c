@@ -258,8 +258,10 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
         return false;
     bool done = options()->rehearse_devices == 0 || set_simulation(job, out); /* behind Castor's library */
     done = done && run_environment_preload(&job->install, out);
-    if (options()->rehearse_devices > 0 && options()->rehearse_numbers)
-        done = done && set_numbers(job, out);
+    if (options()->rehearse_devices > 0)
+        done =
+            done && (options()->rehearse_numbers ? set_numbers(job, out)
+                                                 : set(out, "TRITON_LIBCUDA_PATH", job->install.simulation));
     done = done && set(out, "CASTOR_LOG_DIR", job->directory.path);
     done = done && set(out, "CASTOR_JOB", job->token);
     cluster place;

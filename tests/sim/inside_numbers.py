@@ -187,6 +187,35 @@ def test_images_with_channels_last():
     both(run, torch.randn(2, 3, 12, 12), exact=False)
 
 
+def test_results_lie_as_a_device_lays_them():
+    """What a compiled graph asserts of the operators that it calls, and DTensor: where the CPU's results have other strides, or more of them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def layouts(function, *shapes):
+        return [(tuple(one.shape), one.stride()) for one in function(*(torch.ones(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes))]
+
+    def image(x, weight):
+        return (functional.conv2d(x.to(memory_format=torch.channels_last), weight),)
+
+    def attend(operator, *more):
+        return lambda x: [one for one in operator(*(x.view(2, 16, 4, 8).transpose(1, 2) for _ in range(3)), *more) if isinstance(one, torch.Tensor) and one.numel()]
+
+    aten = torch.ops.aten
+    for function, *shapes in ((image, (2, 3, 8, 8), (4, 3, 3, 3)), (attend(aten._scaled_dot_product_cudnn_attention, None, True), (2, 16, 32)),
+                              (attend(aten._scaled_dot_product_efficient_attention, None, True), (2, 16, 32))):
+        with FakeTensorMode():
+            expected = layouts(function, *shapes)
+        assert layouts(function, *shapes) == expected, (layouts(function, *shapes), expected)
+    x = torch.randn(2, 4, 16, 8, device="cuda", requires_grad=True)
+    for p in (0.0, 0.5):
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            out = functional.scaled_dot_product_attention(x, x, x, dropout_p=p)
+        assert [one.dim() for one in aten._scaled_dot_product_efficient_attention(x, x, x, None, True, p)[2:]] == [0, 0]
+        first, = torch.autograd.grad(out.square().sum(), x, retain_graph=True)
+        assert torch.equal(first, torch.autograd.grad(out.square().sum(), x)[0])  # the same is dropped in each pass
+
+
 def test_weights_of_recurrent_networks_are_flattened():
     layer = nn.LSTM(4, 4, 2).cuda()
     first = layer.weight_ih_l0.untyped_storage().data_ptr()

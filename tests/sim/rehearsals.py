@@ -39,7 +39,7 @@ def losses(text):
 def on_the_cpu(script, ranks=0, variables=None):
     """What plain PyTorch prints where there is no device."""
     env = environment({"CUDA_VISIBLE_DEVICES": "", **(variables or {})})
-    done = subprocess.run(command(script, ranks), env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command(script, ranks), env=env, capture_output=True, text=True, timeout=300)
     assert losses(done.stdout), done
     return losses(done.stdout)
 
@@ -49,7 +49,7 @@ class Rehearsal:
         with tempfile.TemporaryDirectory() as folder:
             castor, logs = os.path.join(BUILD, "bin", "castor"), os.path.join(folder, "logs")
             done = subprocess.run([castor, "rehearse", "--log-dir", logs, *options, "--", *command(script, ranks)], env=environment(variables or {}),
-                                  capture_output=True, text=True, timeout=110)
+                                  capture_output=True, text=True, timeout=300)
             told = subprocess.run([castor, "report", logs, "--format", "json"], capture_output=True, text=True, timeout=60)
         self.status, self.printed, self.errors = done.returncode, done.stdout, done.stderr
         self.said = "\n".join(line for line in done.stderr.splitlines() if line.startswith("castor: "))
@@ -145,6 +145,10 @@ def long_a_compiled_model():
     assert own.status == 0, own.errors
     own.has_losses_of(on_the_cpu("compiled.py"), 1e-5)
     own.has_peaks_of_torch()
+    kernels = Rehearsal("compiled.py", "--memory", "1G", "--no-numbers")  # of Triton
+    assert kernels.status == 0, kernels.errors
+    kernels.has_peaks_of_torch()
+    assert [kernels.peak()[part] for part in ("param", "grad", "optim")] == [own.peak()[part] for part in ("param", "grad", "optim")], (kernels.ranks, own.ranks)
 
 
 def long_the_trainer():

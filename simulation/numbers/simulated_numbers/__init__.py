@@ -21,7 +21,8 @@ def on():
     global _library
     if _library is not None or not torch.version.cuda:
         return
-    from . import dispatch, operators
+    from . import compiled, dispatch, operators
 
     _library = torch.library.Library("aten", "IMPL")
     dispatch.replace(_library, operators.stand_ins(), operators.ordinary)
+    compiled.on()

@@ -2,6 +2,7 @@
 import contextlib
 import re
 import sys
+import threading
 import warnings
 
 import torch
@@ -75,11 +76,32 @@ def put(tensor, low):
         (over(tensor) if tensor.is_cuda else tensor).copy_(low)
 
 
-def placed(low, device):
-    """A new tensor on the device with the numbers of a CPU tensor."""
-    made = torch.empty_strided(low.size(), low.stride(), dtype=low.dtype, device=device)
+def placed(low, device, planned):
+    """A new tensor on the device with the numbers of a CPU tensor, and the strides that are planned."""
+    alike = isinstance(planned, torch.Tensor) and planned.size() == low.size()
+    made = torch.empty_strided(low.size(), (planned if alike else low).stride(), dtype=low.dtype, device=device)
     put(made, low)
     return made
+
+
+_modes = threading.local()
+
+
+def _plan(func, args, kwargs):
+    """The results of a kernel that is not called, as PyTorch's compiler expects them of the device: the CPU's may have other strides. None: it does not know."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a while to import
+
+    def without_memory(value):
+        if isinstance(value, torch.Tensor):
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+        return value
+
+    _modes.fake = mode = getattr(_modes, "fake", None) or FakeTensorMode()
+    try:
+        with mode:
+            return func(*mapped(without_memory, args), **{name: mapped(without_memory, value) for name, value in kwargs.items()})
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def device_of(args, kwargs):
@@ -92,17 +114,17 @@ def _wait(device):
     torch.cuda.current_stream(device).synchronize()
 
 
-def _returned(result, own, lowered, device):
+def _returned(result, own, planned, lowered, device):
     """The results of the CPU's kernel as the device's: what was written, the wheel's own result with these numbers, or a new one."""
     if isinstance(result, (list, tuple)):
-        owns = own if isinstance(own, (list, tuple)) else [None] * len(result)
-        made = [_returned(*both, lowered, device) for both in zip(result, owns)]
+        owns, plans = (many if isinstance(many, (list, tuple)) else [None] * len(result) for many in (own, planned))
+        made = [_returned(*each, lowered, device) for each in zip(result, owns, plans)]
         return made if isinstance(result, list) else tuple(made)
     if not isinstance(result, torch.Tensor):
         return result
     original = lowered.stands_for(result)
     if original is not None or own is None:
-        return original if original is not None else placed(result, device)
+        return original if original is not None else placed(result, device, planned)
     put(own, result)
     return own
 
@@ -171,12 +193,12 @@ def _stand_in(func, own):
             raise NoNumbers(f"{func}: PyTorch has no kernel for the CPU, so its numbers are not simulated") from error
         if any(one.layout != torch.strided for one in leaves((result,))):
             raise NoNumbers(f"{func}: numbers of sparse tensors are not simulated")
-        mine = None
+        mine, planned = None, None if own.launches else _plan(func, args, kwargs)
         if launches:
             mine = _own_results(kernel, keyset, args, kwargs, draws)
             _wait(device)
         lowered.write_back()
-        return _returned(result, mine, lowered, device)
+        return _returned(result, mine, planned, lowered, device)
 
     return called
 
