@@ -5,7 +5,6 @@
 #include <string.h>
 #include "base/log.h"
 #include "job/options.h"
-#include "launcher/common/array.h"
 #include "launcher/common/device_peaks.h"
 #include "launcher/common/text_table.h"
 #include "launcher/report/collective_statistics.h"
@@ -74,7 +73,9 @@ static void say_outcome(const report *report, int status) {
             memory, found.short_peak.device, rank_name(found.short_rank, name), text_bytes(figure, needed),
             whole_mib(needed));
     } else if (status != 0) {
-        LOG_W("rehearsal: it failed: %s", report->outcome);
+        const char *how =
+            strncmp(report->outcome, "failed: ", 8) == 0 ? report->outcome + 8 : report->outcome;
+        LOG_W("rehearsal: it failed: %s", how);
     } else if (!found.rank) {
         LOG_W("rehearsal: it ran, and used no device");
     } else {
@@ -140,19 +141,15 @@ static const report_rank *rank_of(const report *report, uint32_t process) {
 /* What a process called in a group, in order. False: memory is out. */
 static bool collect(const report *report, uint32_t group, uint32_t process, calls *out) {
     const report_collectives *all = report->matched;
-    *out = (calls){.rank = rank_of(report, process)};
-    size_t capacity = 0;
-    for (size_t i = 0; i < all->entry_count; i++) {
+    *out = (calls){.rank = rank_of(report, process), .rows = calloc(all->entry_count + 1, sizeof *out->rows)};
+    for (size_t i = 0; out->rows && i < all->entry_count; i++) {
         const report_key *key = &all->keys[all->entries[i].key];
-        if (key->group != group || key->process != process || is_message(all->operations[key->operation]))
-            continue;
-        if (!array_grow(&out->rows, &capacity, out->count, sizeof *out->rows))
-            return false;
-        out->rows[out->count++] = (call){all->entries[i].begin_job_ns, key->size_bytes, key->operation};
+        if (key->group == group && key->process == process && !is_message(all->operations[key->operation]))
+            out->rows[out->count++] = (call){all->entries[i].begin_job_ns, key->size_bytes, key->operation};
     }
     if (out->count > 0)
         qsort(out->rows, out->count, sizeof *out->rows, compare_begins);
-    return true;
+    return out->rows != NULL;
 }
 
 /* A rank that failed by itself has not called what would have come. */
@@ -219,7 +216,7 @@ static size_t check_group(const report *report, uint32_t number, bool *alike) {
     return at;
 }
 
-static void say_collectives(const report *report) {
+static void say_collectives(const report *report, int status) {
     const report_collectives *all = report->matched;
     size_t count = 0, groups = 0;
     bool alike = true;
@@ -233,9 +230,17 @@ static void say_collectives(const report *report) {
         count += found;
         groups += found > 0;
     }
+    /* What the trace does not have: type, reduction and root. The simulation compares these as well. */
+    for (size_t i = 0; alike && i < report->rank_count; i++) {
+        const job_end *end = &report->ranks[i].end;
+        if (end->exception && strstr(end->exception->message, "the ranks called different collectives")) {
+            LOG_W("the collectives do not match: %s", end->exception->message);
+            alike = false;
+        }
+    }
     if (alike && count > 0)
-        LOG_I("%zu collectives of %zu process group%s: those of all ranks match", count, groups,
-              groups == 1 ? "" : "s");
+        LOG_I("%zu collectives of %zu process group%s: those of all ranks %s", count, groups,
+              groups == 1 ? "" : "s", status == 0 ? "match" : "have the same operation and size");
 }
 
 static void summarize(const run_job *job, int status) {
@@ -243,7 +248,7 @@ static void summarize(const run_job *job, int status) {
     if (report_read(&report, job->directory.path)) {
         say_outcome(&report, status);
         say_peaks(&report);
-        say_collectives(&report);
+        say_collectives(&report, status);
     }
     report_free(&report);
 }

@@ -2,12 +2,42 @@
  * threads of streams. */
 #include "nccl_sim.h"
 
+#include <stdio.h>
 #include <string.h>
 
 size_t type_bytes(ncclDataType_t type) {
     static const unsigned char bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
     return (unsigned)type < sizeof bytes ? bytes[type] : 0;
+}
+
+static bool same(const struct description *a, const struct description *b) {
+    bool custom = a->op >= ncclNumOps && b->op >= ncclNumOps; /* numbered by each rank for itself */
+    return a->kind == b->kind && a->type == b->type && a->root == b->root && a->count == b->count &&
+           (a->op == b->op || custom);
+}
+
+/* "allreduce of 100 x float32 by max", "broadcast of 8 x int64 from 1": as a description says it, in what makes a difference. */
+static void describe(const struct description *what, char *out, size_t out_size) {
+    static const char *const kinds[] = {"allreduce",      "reduce",   "broadcast", "allgather",
+                                        "reduce_scatter", "alltoall", "gather",    "scatter"};
+    static const char *const types[] = {"int8",    "uint8",    "int32",         "uint32",
+                                        "int64",   "uint64",   "float16",       "float32",
+                                        "float64", "bfloat16", "float8 (e4m3)", "float8 (e5m2)"};
+    static const char *const ops[] = {"sum", "product", "max", "min", "average"};
+    bool adds =
+        what->kind == TASK_ALL_REDUCE || what->kind == TASK_REDUCE || what->kind == TASK_REDUCE_SCATTER;
+    bool rooted = what->kind == TASK_REDUCE || what->kind == TASK_BROADCAST || what->kind == TASK_GATHER ||
+                  what->kind == TASK_SCATTER;
+    int used =
+        snprintf(out, out_size, "%s of %zu x %s%s%s", kinds[what->kind], what->count,
+                 (unsigned)what->type < sizeof types / sizeof *types ? types[what->type] : "another type",
+                 adds ? " by " : "",
+                 !adds                                           ? ""
+                 : (unsigned)what->op < sizeof ops / sizeof *ops ? ops[what->op]
+                                                                 : "an operation of its own");
+    if (rooted && used > 0 && (size_t)used < out_size)
+        snprintf(out + used, out_size - (size_t)used, ", root %d", what->root);
 }
 
 /* Tells the others what comes, and compares when all have. */
@@ -21,14 +51,13 @@ static int agree(const struct task *task) {
         return -1;
     for (int rank = 0; rank < comm->ranks; rank++) {
         const struct description *other = &shared->descriptions[rank];
-        bool custom =
-            mine->op >= ncclNumOps && other->op >= ncclNumOps; /* numbered by each rank for itself */
-        if (other->kind != mine->kind || other->type != mine->type || other->root != mine->root ||
-            other->count != mine->count || (other->op != mine->op && !custom)) {
-            sim_say("nccl: ranks %d and %d differ: collective %d of %llu elements, and %d of %llu",
-                    comm->rank, rank, mine->kind, (unsigned long long)mine->count, other->kind,
-                    (unsigned long long)other->count);
-            comm_fail(comm, ncclInvalidUsage, "the ranks called different collectives");
+        if (!same(mine, other)) {
+            char called[96], others[96], text[256];
+            describe(mine, called, sizeof called);
+            describe(other, others, sizeof others);
+            snprintf(text, sizeof text, "the ranks called different collectives: rank %d %s, rank %d %s",
+                     comm->rank, called, rank, others);
+            comm_fail(comm, ncclInvalidUsage, text);
             return -1;
         }
     }

@@ -46,11 +46,18 @@ bool comm_lost(struct ncclComm *comm) {
     return atomic_load(&comm->abort) || atomic_load(&comm->async);
 }
 
+static atomic_bool failed;
+static char
+    failure[256]; /* of the first communicator of this process that failed; whoever sets `failed` writes it */
+
 void comm_fail(struct ncclComm *comm, ncclResult_t error, const char *what) {
     int none = 0;
 
-    if (atomic_compare_exchange_strong(&comm->async, &none, (int)error))
-        sim_say("nccl: rank %d of %d: %s", comm->rank, comm->ranks, what);
+    if (!atomic_compare_exchange_strong(&comm->async, &none, (int)error))
+        return;
+    if (!atomic_exchange(&failed, true))
+        snprintf(failure, sizeof failure, "%s", what);
+    sim_say("nccl: rank %d of %d: %s", comm->rank, comm->ranks, what);
 }
 
 static bool alive(int pid) {
@@ -377,8 +384,8 @@ BOTH(GetVersion, (int *version)) {
 }
 
 const char *pncclGetLastError(ncclComm_t comm) {
-    (void)comm;
-    return last_error;
+    (void)comm; /* PyTorch asks without one */
+    return failure[0] ? failure : last_error;
 }
 const char *ncclGetLastError(ncclComm_t comm) __attribute__((weak, alias("pncclGetLastError")));
 

@@ -104,6 +104,20 @@ def test_ranks_that_call_different_collectives(beside=None):
     own.says("the collectives do not match: number 12 of process group 0: rank 0 called allreduce of 4 B, rank 1 called broadcast of 4 B")
 
 
+def long_ranks_that_differ_in_what_a_trace_has_not():
+    own = Rehearsal("ddp.py", "--devices", "2", "--memory", "1G", ranks=2, variables={"MISMATCH": "type"})
+    assert own.status != 0
+    own.says("it failed: rank ", "the collectives do not match: NCCL: the ranks called different collectives: rank ", "allreduce of 1 x float32 by sum",
+             "allreduce of 1 x int32 by sum")
+
+
+def long_ranks_with_different_parameters():
+    own = Rehearsal("ddp.py", "--devices", "2", "--memory", "1G", ranks=2, variables={"MISMATCH": "parameter"})
+    assert own.status != 0
+    own.says("raised RuntimeError: ", "appears not to match sizes of the same param", "those of all ranks have the same operation and size")
+    assert "do not match" not in own.said, own.said
+
+
 def long_activations_that_are_most_of_the_memory():
     own = Rehearsal("plain.py", "--memory", "1G")
     assert own.status == 0, own.errors

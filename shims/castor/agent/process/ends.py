@@ -57,6 +57,8 @@ def first_line(error):
         return ""
     if "Original Traceback (most recent call last):" in lines:  # raised in a DataLoader's worker
         lines[0] += " " + lines[-1]
+    if "Last error:" in lines[:-1]:  # NCCL's own words, below PyTorch's for the code
+        return "NCCL: " + lines[lines.index("Last error:") + 1]
     return lines[0] if lines else ""
 
 
