@@ -147,6 +147,15 @@ def long_ranks_of_a_ddp_script():
     other.says("11 collectives of 1 process group: those of all ranks match")
 
 
+def long_parameters_that_are_divided():
+    own = Rehearsal("sharded.py", "--devices", "2", "--memory", "1G", ranks=2)
+    assert own.status == 0, own.errors
+    own.has_losses_of(on_the_cpu("sharded.py", ranks=2), 1e-5)
+    own.has_peaks_of_torch()
+    half = in_blocks((512, 256), (512,), (128, 1024), (128,))
+    assert all((own.peak(rank, rank)["param"], own.peak(rank, rank)["optim"]) == (half, 2 * half) for rank in (0, 1)), (own.ranks, half)
+
+
 def long_mixed_precision():
     own = Rehearsal("amp.py", "--memory", "1G")
     assert own.status == 0, own.errors

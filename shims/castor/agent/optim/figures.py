@@ -49,6 +49,7 @@ def tell_model_data(optimizers, parameters=()):
     seen, on_cpu, on_devices = set(), [0, 0, 0], []
 
     def add(kind, tensor):
+        tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
         if tensor.is_cuda:
             plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)  # others may have no address
             on_devices.append((tensor.data_ptr() if plain else 0, tensor.nbytes, kind))
