@@ -230,7 +230,10 @@ static bool set_simulation(const run_job *job, run_environment *out) {
 static bool set_numbers(const run_job *job, run_environment *out) {
     char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/numbers", job->install.simulation);
-    return prepend(out, "PYTHONPATH", ":", path, NULL);
+    bool done = prepend(out, "PYTHONPATH", ":", path, NULL);
+    if (options()->rehearse_numbers)
+        return done;
+    return done && set(out, "SIM_NUMBERS", "0") && set(out, "TRITON_LIBCUDA_PATH", job->install.simulation);
 }
 
 bool run_environment_preload(const run_install *install, run_environment *out) {
@@ -259,9 +262,7 @@ bool run_environment_build(const run_job *job, char *const *base, int rank, int 
     bool done = options()->rehearse_devices == 0 || set_simulation(job, out); /* behind Castor's library */
     done = done && run_environment_preload(&job->install, out);
     if (options()->rehearse_devices > 0)
-        done =
-            done && (options()->rehearse_numbers ? set_numbers(job, out)
-                                                 : set(out, "TRITON_LIBCUDA_PATH", job->install.simulation));
+        done = done && set_numbers(job, out);
     done = done && set(out, "CASTOR_LOG_DIR", job->directory.path);
     done = done && set(out, "CASTOR_JOB", job->token);
     cluster place;

@@ -156,6 +156,19 @@ def long_parameters_that_are_divided():
     assert all((own.peak(rank, rank)["param"], own.peak(rank, rank)["optim"]) == (half, 2 * half) for rank in (0, 1)), (own.ranks, half)
 
 
+def long_what_a_device_has_in_cudnn():
+    own = Rehearsal("images.py", "--memory", "1G")
+    assert own.status == 0, own.errors
+    own.has_losses_of(on_the_cpu("images.py"), 1e-2)  # bfloat16
+    own.has_peaks_of_torch()
+    # In backward of the ReLU: what it gave, what it gets and gives back, and what batch norm keeps; and the images.
+    found, expected = own.peak(), 4 * in_blocks((32, 64, 64, 64)) + in_blocks((32, 3, 64, 64))
+    assert abs(found["peak"] / expected - 1) < 0.03, (found, expected)
+    other = Rehearsal("images.py", "--memory", "1G", "--no-numbers")
+    assert other.status == 0, other.errors
+    assert abs(other.peak()["peak"] / found["peak"] - 1) < 0.03, (own.ranks, other.ranks)
+
+
 def long_mixed_precision():
     own = Rehearsal("amp.py", "--memory", "1G")
     assert own.status == 0, own.errors

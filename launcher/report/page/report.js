@@ -431,6 +431,15 @@
     const size = (name) => (row) => (row[name] > 0 ? bytes(row[name]) : null);
     section("Memory by tier", "What all ranks hold at the end. Other: activations, batches, workspaces; on a device also the blocks that PyTorch keeps for reuse.");
     table([["tier", (row) => row.tier, { left: true }], ...Object.keys(data.ranks[0].tiers.device).map((kind) => [kind, size(kind)])], tiers);
+    const peaks = data.ranks.flatMap((rank) => rank.device_peaks.map((peak) => ({ rank: rank.rank, ...peak })));
+    if (peaks.length) {
+      section("Devices at their peak", "What each device's memory held when PyTorch's blocks had most bytes of it. Other: activations, batches, workspaces; reserved: unused blocks as well.");
+      table([["rank", (row) => (row.rank === null ? "?" : String(row.rank)), { left: true }], ["device", (row) => String(row.device)],
+        ...["peak", "param", "grad", "optim", "other", "reserved"].map((name) => [name, size(name)]),
+        ["used", size("used"), { title: "in a rehearsal: the most that was used of the device, by whomever" }],
+        ["needed", size("needed"), { title: "what a block that had no room would have needed" }],
+      ].filter(([, value]) => peaks.some((row) => value(row) !== null)), peaks);
+    }
     const ranks = data.ranks.filter((rank) => rank.device);
     if (!ranks.length) return;
     section("Devices", "Where each rank's data was over time, and what crossed the link: homes that moved, copies for slots, parts of optimizer steps.");

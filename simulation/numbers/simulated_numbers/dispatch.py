@@ -230,6 +230,33 @@ def _computes(func, name):
     return not views and name not in NOTHING_COMPUTED and not name.startswith(("empty", "new_empty", "_cufft", "_nested", "_cuda_", "_use_"))
 
 
+def _without_numbers(func, own):
+    """For kernels that fail here, where nothing is computed: memory for their results."""
+
+    def allocated(planned):
+        return torch.empty_strided(planned.size(), planned.stride(), dtype=planned.dtype, device=planned.device) if isinstance(planned, torch.Tensor) else planned
+
+    def called(keyset, *args, **kwargs):
+        if own.direct or not any(isinstance(result.type, torch.TensorType) for result in func._schema.returns):
+            return (own.direct or own.compute)(*args, **kwargs)
+        planned = _plan(func, args, kwargs)
+        if planned is None:
+            raise NoNumbers(f"{func}: PyTorch does not know the shapes of its results, and its kernel does not run here")
+        return mapped(allocated, planned)
+
+    return called
+
+
+def replace_failing(library, known):
+    """Gives the operators of cuDNN memory for their results, and no numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of kernels that are replaced
+        for name in (name for name in known if "cudnn" in name or name.startswith("convolution")):
+            for overload in (overload for overload in getattr(torch.ops.aten, name).overloads() if overload != "out"):
+                func = getattr(getattr(torch.ops.aten, name), overload)
+                library.impl(func, _without_numbers(func, known[name]), "CUDA", with_keyset=True)
+
+
 def replace(library, known, ordinary):
     """Gives each operator that has a kernel for CUDA its stand-in. `known`: operators.StandIn by name; `ordinary`: for the others."""
     names = {name for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA") if name.startswith("aten::")}
