@@ -143,7 +143,9 @@ def long_ranks_of_a_ddp_script():
     own.says("it runs, and fits in 1.0 GiB", "11 collectives of 1 process group: those of all ranks match")
     other = Rehearsal("ddp.py", "--devices", "2", "--memory", "1G", "--no-numbers", ranks=2)
     assert other.status == 0, other.errors
-    assert all(abs(other.peak(rank, rank)["peak"] / own.peak(rank, rank)["peak"] - 1) < 0.03 for rank in (0, 1)), (own.ranks, other.ranks)
+    for rank in (0, 1):  # where nothing is computed, a bucket's collective may still run when the next bucket is made, as on a device
+        found, expected = other.peak(rank, rank), own.peak(rank, rank)
+        assert abs(found["peak"] - expected["peak"]) < 0.03 * expected["peak"] + expected["param"], (found, expected)
     other.says("11 collectives of 1 process group: those of all ranks match")
 
 
