@@ -19,9 +19,9 @@
 #include "job/words.h"
 #include "outputs.h"
 
-enum { ENTRIES_MAX = 8192, PATH_BYTES = OPTION_STRING_MAX, SHORT_DIGITS = 16 };
+enum { ENTRIES_MAX = 8192, PATH_BYTES = OPTION_STRING_MAX, SHORT_DIGITS = 16, ATTEMPTS_MAX = 1000 };
 
-/* What the ranks of one job have in common: their token, and a folder for what they change of files. */
+/* What a rank finds the others by: the token of its node's ranks, a folder for what they change of files, and where nodes meet. */
 typedef struct meeting_point {
     char token[JOB_TOKEN_DIGITS + 1];
     char directory[PATH_BYTES]; /* this rank's log directory */
@@ -49,10 +49,9 @@ static bool path_write(char out[PATH_BYTES], const char *format, const char *fol
 static bool path_write_beside(char out[PATH_BYTES], const char *name) {
     const char *slash = strrchr(options()->log_dir, '/');
     int length = slash ? (int)(slash - options()->log_dir) : 1;
-    return log_format(out, PATH_BYTES, "%.*s/" JOB_FILES_NAME "-%s", length, slash ? options()->log_dir : ".",
-                      name) +
-               1 <
-           PATH_BYTES;
+    size_t used = log_format(out, PATH_BYTES, "%.*s/" JOB_FILES_NAME "-%s", length,
+                             slash ? options()->log_dir : ".", name);
+    return used + 1 < PATH_BYTES;
 }
 
 /* All ranks of a node have the token of the launcher around them, which begins them anew when one has failed: those that were there
@@ -95,11 +94,11 @@ static bool meeting_write(const cluster *place, meeting_point *out) {
         host = place->master;
     if (!port || !port[0])
         port = place->port ? number : "";
-    return host[0] && port[0] && !strpbrk(host, " \t") && !strpbrk(port, " \t") &&
-           log_format(out->meeting, sizeof out->meeting, "%s %s %s %u", host, port,
-                      kept && strcmp(kept, "True") == 0 ? "by-torchrun" : "by-rank-0", out->attempt) +
-                   1 <
-               sizeof out->meeting;
+    if (!host[0] || !port[0] || strpbrk(host, " \t") || strpbrk(port, " \t"))
+        return false;
+    size_t used = log_format(out->meeting, sizeof out->meeting, "%s %s %s %u", host, port,
+                             kept && strcmp(kept, "True") == 0 ? "by-torchrun" : "by-rank-0", out->attempt);
+    return used + 1 < sizeof out->meeting;
 }
 
 static castor_status point_find(const cluster *place, meeting_point *out, char *message, size_t size) {
@@ -109,8 +108,7 @@ static castor_status point_find(const cluster *place, meeting_point *out, char *
     if (place->local_world != place->world && !meeting_write(place, out)) {
         log_format(message, size,
                    "CASTOR_NPROC=auto: %s has started %ld ranks on several nodes, and does not tell where "
-                   "they meet: set MASTER_ADDR and "
-                   "MASTER_PORT, as torchrun does",
+                   "they meet: set MASTER_ADDR and MASTER_PORT, as torchrun does",
                    place->launcher, place->world);
         return CASTOR_ERR_ARGUMENT;
     }
@@ -119,16 +117,14 @@ static castor_status point_find(const cluster *place, meeting_point *out, char *
     if (!shared && (!alone || !own.job[0])) {
         log_format(message, size,
                    "CASTOR_NPROC=auto: nothing tells the ranks of %s from those of another job: start the "
-                   "launcher itself by castor run: "
-                   "castor run --plugin %s --nproc auto -- COMMAND",
+                   "launcher itself by castor run: castor run --plugin %s --nproc auto -- COMMAND",
                    alone ? own.launcher : place->launcher, plugin()->name);
         return CASTOR_ERR_UNSUPPORTED;
     }
     if (!options()->log_dir[0] && (shared || !options()->log_parent[0])) {
         log_format(message, size,
                    "CASTOR_NPROC=auto: the ranks need a folder for their own copies of files: name one by "
-                   "castor env "
-                   "--log-dir DIR");
+                   "castor env --log-dir DIR");
         return CASTOR_ERR_ARGUMENT;
     }
     if (shared ? point_from_launcher(place, out) : point_from_cluster(&own, out))
@@ -190,7 +186,7 @@ static void environment_change(const cluster *place, const meeting_point *point,
     block_set("CASTOR_JOB", point->token);
     block_set("CASTOR_LOG_DIR", point->directory);
     block_set("CASTOR_FILES", point->files);
-    block_set("CASTOR_TEMPORARY_DIR", temporary ? temporary : "");
+    block_set("CASTOR_TEMPORARY_DIR", temporary && strlen(temporary) < PATH_BYTES ? temporary : "");
     if (point->meeting[0])
         block_set("CASTOR_MEETING", point->meeting);
     if (log_file >= 0)
@@ -218,7 +214,7 @@ static pid_t files_user;
 /* Removes what earlier attempts have left. */
 static void files_sweep(const char *log_dir, unsigned attempts) {
     char folder[PATH_BYTES];
-    for (unsigned attempt = 0; attempt < attempts; attempt++) {
+    for (unsigned attempt = 0; attempt < attempts && attempt < ATTEMPTS_MAX; attempt++) {
         log_format(folder, sizeof folder, "%s/" JOB_FILES_NAME "/%u", log_dir, attempt);
         int file = call_open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
         if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0)
