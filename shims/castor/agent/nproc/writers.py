@@ -1,5 +1,6 @@
 """Checkpoints under `castor run --nproc N`. Changes that a rank other than 0 makes to files are private (docs/files.md). Large
 files are the same on all ranks: rank 0 writes one for all."""
+import contextlib
 import functools
 import hashlib
 import os
@@ -73,13 +74,31 @@ def write_together(targets, write, what):
     return result
 
 
+def _written_apart(write, args, kwargs, target):
+    """On several nodes each rank writes for itself. safetensors calls no libc for it: a rank's own file is written where no files are diverted, and
+    then taken."""
+    apart = os.path.join(core.options.log_dir, f".saved-{os.getpid()}-{threading.get_ident()}")
+    args, kwargs = ((args[0], apart, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "filename": apart})
+    try:
+        result = write(*args, **kwargs)
+        core.files_adopt(os.fsencode(target), os.fsencode(apart))
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(apart)
+    return result
+
+
 def _once(job, name_of_target, name, write):
     """Calls `write`, whose second argument is the file, on rank 0 only. To a file that is already open each rank writes by itself."""
 
     @functools.wraps(write)
     def write_once(*args, **kwargs):
         target = args[1] if len(args) > 1 else kwargs.get(name_of_target)
-        if not isinstance(target, (str, bytes, os.PathLike)) or not are_together():
+        if not isinstance(target, (str, bytes, os.PathLike)):
+            return write(*args, **kwargs)
+        if job.nodes is not None and job.rank and name_of_target == "filename":
+            return _written_apart(write, args, kwargs, target)
+        if not are_together():
             return write(*args, **kwargs)
         return write_together([target], lambda: write(*args, **kwargs), f"{name} of {os.path.basename(os.fsdecode(target))}")
 
