@@ -92,6 +92,7 @@ class Auto(CommandTest):
         self.assertEqual(found, (out, "castor: report: castor report logs\n", files))
         self.check_logs("run/logs", out)
 
+    @runner.long
     def test_restarts_in_an_environment_of_castor_env(self):
         """The ranks of the second attempt meet, and the other one has none of the files that it kept in the first."""
         variables = self.printed()
