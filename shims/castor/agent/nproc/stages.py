@@ -25,10 +25,6 @@ class _Hole:
         self.shape, self.dtype, self.device, self.needs_gradient = tensor.shape, tensor.dtype, tensor.device.type, tensor.requires_grad
 
 
-class _Failed(Exception):
-    """A stage has raised."""
-
-
 class _Link:
     """What the stages of a replica send each other: words, and tensors of the host, over one group, and tensors of devices over another."""
 
@@ -49,19 +45,19 @@ class _Link:
 
         data = torch.frombuffer(bytearray(pickle.dumps((said, rows.mapped(value, hole)))), dtype=torch.uint8)
         self.sent[:] = [(work, tensor) for work, tensor in self.sent if not work.is_completed()]
-        for several in ([torch.tensor([len(data)]), data], list(map(rows.resolved, tensors))):
+        for several in ([torch.tensor([len(data)], device="cpu"), data], list(map(rows.resolved, tensors))):
             self.sent += self._begun(several, lambda backend, tensor: backend.send([tensor], to, 0))
         return tensors
 
     def receive(self, of):
         """(what was said, the nesting with a _Hole for each tensor, the tensors)"""
-        length, = self._filled(of, [torch.empty(1, dtype=torch.int64)])
-        data, = self._filled(of, [torch.empty(int(length), dtype=torch.uint8)])
+        length, = self._received(of, [torch.empty(1, dtype=torch.int64, device="cpu")])
+        data, = self._received(of, [torch.empty(int(length), dtype=torch.uint8, device="cpu")])
         said, nesting = pickle.loads(data.numpy().tobytes())
         holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
-        return said, nesting, self._filled(of, [torch.empty(hole.shape, dtype=hole.dtype, device=hole.device) for hole in holes])
+        return said, nesting, self._received(of, [torch.empty(hole.shape, dtype=hole.dtype, device=hole.device) for hole in holes])
 
-    def _filled(self, of, tensors):
+    def _received(self, of, tensors):
         for work, _ in self._begun(tensors, lambda backend, tensor: backend.recv([tensor], of, 0)):
             work.wait()
         return tensors
@@ -159,7 +155,7 @@ class Stages:
     def __init__(self, layout):
         self.layout = layout
         self._sent = []  # of _Link
-        self.leaf = torch.zeros((), requires_grad=True)  # where each stage's graph ends: a pass goes through what was sent to get there
+        self.leaf = torch.zeros((), requires_grad=True, device="cpu")  # where each stage's graph ends: a pass goes through what was sent to get there
         self._chains = weakref.WeakKeyDictionary()  # the outermost module: (its chain's layers, the first layer of each stage and the end)
 
     def prepare(self, module):
