@@ -256,8 +256,8 @@ class LiveTest(unittest.TestCase):
         self.assertEqual((job.returncode, job.stdout), (0, "453 ['/data/file', '/data/file']\n996 ['/data/file', '...']\n"), job.stderr)
         self.assertEqual(job.stderr.splitlines(), [
             "castor: this process trains without the plugin: the script makes no process group: each of its 2 processes trains a model of its "
-            f"own. Leave torchrun out, castor run --plugin gemini --nproc 2 -- python {script}, or call init_process_group and wrap the model in "
-            "DistributedDataParallel",
+            f"own. Set CASTOR_NPROC=auto, which splits the script over them, or leave torchrun out, castor run --plugin gemini --nproc 2 -- python {script}, "
+            "or call init_process_group and wrap the model in DistributedDataParallel",
             "castor: report: castor report log",
         ])
         report = subprocess.run([CASTOR, "report", "log", "--format", "json"], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)

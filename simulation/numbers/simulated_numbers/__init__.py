@@ -13,11 +13,24 @@ a script that draws on the device draws what it would draw on the CPU. What has 
 
 With SIM_NUMBERS=0 nothing is computed: only the operators of cuDNN, whose library does not start here, are replaced, by memory for their results.
 """
+import atexit
 import os
 
 import torch
 
 _library = None
+
+
+def _settle():
+    """A backward pass that raised is told of before the device's thread has dropped all that it held of Python's, and that must not come after Python's end: one
+    more pass comes behind it."""
+    for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        try:
+            leaf = torch.zeros((), device=f"cuda:{device}", requires_grad=True)
+            twice = leaf + leaf
+            torch.autograd.Variable._execution_engine.run_backward((twice,), (torch.ones_like(twice),), False, False, (leaf,), accumulate_grad=False)
+        except RuntimeError:  # no memory, or the device has failed
+            pass
 
 
 def on():
@@ -32,4 +45,5 @@ def on():
         dispatch.replace_failing(_library, operators.stand_ins())
         return
     dispatch.replace(_library, operators.stand_ins(), operators.ordinary)
+    atexit.register(_settle)
     compiled.on()

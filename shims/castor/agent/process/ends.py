@@ -20,9 +20,9 @@ _installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def _own():
-    """The folders of Castor and PyTorch."""
-    torch = sys.modules.get("torch")
-    return (core.PACKAGE_FOLDER, *([os.path.dirname(os.path.abspath(torch.__file__)) + os.sep] if torch else []))
+    """The folders of Castor, of PyTorch, and of what computes on simulated devices."""
+    others = filter(None, map(sys.modules.get, ("torch", "simulated_numbers")))
+    return (core.PACKAGE_FOLDER, *(os.path.dirname(os.path.abspath(module.__file__)) + os.sep for module in others))
 
 
 def is_installed(path):
