@@ -20,8 +20,8 @@ import jobs  # noqa: E402
 import summary  # noqa: E402
 
 TRAIN = os.path.join(HERE, "train.py")
-FIRST = 5  # steps that are not counted: trials and audits of the first calls
-AUDITED = {2**n - 1 for n in range(3, 12)}  # and of later ones, which both the medians and these leave out
+FIRST = 5  # steps before are not counted: calls that are tried and audited
+AUDITED = {2**n - 1 for n in range(3, 12)}  # nor are these, which are as well
 ROUNDING = 1e-4  # of losses, relative
 
 

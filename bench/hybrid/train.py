@@ -3,7 +3,6 @@ of torchrun, whose division is written by hand with torch.distributed.tensor.par
 losses and the seconds of each step."""
 
 import json
-import os
 import sys
 import time
 
@@ -125,5 +124,4 @@ def main():
         dist.destroy_process_group()
 
 
-if os.path.basename(sys.argv[0]) == "train.py":
-    main()
+main()

@@ -55,4 +55,3 @@ def _meeting_place(control, timeout):
     served = dist.TCPStore(_LOOPBACK, 0, control.world, True, timeout, wait_for_workers=False) if control.rank == 0 else None
     port, = _PORT.unpack(control.broadcast(_PORT.pack(0 if served is None else served.port), "where the ranks of process groups meet"))
     return dist.TCPStore(_LOOPBACK, port, control.world, False, timeout) if served is None else served
-
