@@ -19,16 +19,18 @@ import os
 import torch
 
 _library = None
+_last = []  # of the passes at the end: Python drops it, and no thread
 
 
 def _settle():
     """A backward pass that raised is told of before the device's thread has dropped all that it held of Python's, and that must not come after Python's end: one
-    more pass comes behind it."""
+    more pass comes behind it. It adds to a leaf, for what a pass returns is held by the thread too."""
     for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
         try:
             leaf = torch.zeros((), device=f"cuda:{device}", requires_grad=True)
             twice = leaf + leaf
-            torch.autograd.Variable._execution_engine.run_backward((twice,), (torch.ones_like(twice),), False, False, (leaf,), accumulate_grad=False)
+            _last.extend((leaf, twice, torch.ones_like(twice)))
+            torch.autograd.Variable._execution_engine.run_backward((twice,), (_last[-1],), False, False, (), allow_unreachable=True, accumulate_grad=True)
         except RuntimeError:  # no memory, or the device has failed
             pass
 
