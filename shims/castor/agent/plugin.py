@@ -12,7 +12,7 @@ from .nodes import remote
 from .optim import clipping, on_host, steps, swapping
 from .precision import checkpoints, loss_scale, masters
 from .process import compiler, events, failures, leaving, strays
-from .nproc import alone, draws, job, layout
+from .nproc import alone, draws, job, layout, members
 
 trainer = None  # what stands for the script's process (nproc/script_process.py); None: it has ranks of its own
 
@@ -43,7 +43,9 @@ def install():
     activations.install()  # within what divides the calls of models
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
     if is_first:  # others may only load data
-        layout.check(ranks is not None)
+        layout.say_unused()
+    if layout.is_asked() and ranks is None:
+        members.install()
     trainer = alone.install() if is_alone else ranks
     observers = [] if trainer is None else [trainer]
     if torch.version.cuda:

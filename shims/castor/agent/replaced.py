@@ -93,6 +93,7 @@ ROWS = (
         may_lack=True),
     Row(_DDP + "_ddp_init_helper", "self, parameters, expect_sparse_gradient, ...",
         "what is registered meanwhile belongs to this module; there is no hook where a module is wrapped"),
+    Row(_DDP + "_run_ddp_forward", "self, *inputs, **kwargs", "hooks of modules cannot compute anything in the place of a module", may_lack=True),
     Row(_DDP + "register_comm_hook", "self, ...", _STEPS_ASIDE, may_lack=True),
     Row(_DDP + "_register_builtin_comm_hook", "self, ...", _STEPS_ASIDE, may_lack=True),
     Row(_DDP + "join_hook", "self, ...", _STEPS_ASIDE, may_lack=True),

@@ -10,7 +10,7 @@ from .. import core
 from ..common import store, tensors
 from ..device import adoption
 from ..precision import masters
-from . import script_process
+from . import layout, script_process
 
 
 class Alone(script_process.Process):
@@ -24,6 +24,9 @@ class Alone(script_process.Process):
     def adopt(self, optimizer):
         if self.distributed or not store.active():
             return
+        if layout.is_asked():
+            raise core.Error("castor: CASTOR_TP and CASTOR_PP divide a model over ranks, and this is one process: start it by castor run --plugin hybrid "
+                             "--nproc N, or leave them out")
         self.optimizers.add(optimizer)
         parameters = self.with_data(optimizer)
         adoption.adopt_masters(parameters)

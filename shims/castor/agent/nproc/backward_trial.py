@@ -80,12 +80,18 @@ def differs(job, by_rows, whole):
     failed = any(bad for bad, in job.group.gather([float(by_rows.failed or whole.failed)], "whether gradients can be compared"))
     if failed:
         return ""
+    why = verdict(whole.inputs, whole.sketches, every.mean(0), by_rows.half or whole.half)
+    return why and f"by rows {why}"
+
+
+def verdict(inputs, whole, divided, half):
+    """Why the sketches of a divided call's gradients are not those of the whole one's; empty: they are. half: some are of 16 bits."""
     found = core.Audit(verdict=core.AUDIT_UNKNOWN, whole_loss=float("nan"), split_loss=float("nan"), ranks=1)
-    found.rounding = core.AUDIT_LOOSE if randomness.drawn_loosely() else core.AUDIT_HALF if by_rows.half or whole.half else core.AUDIT_SINGLE
-    core.audit_compare(_doubles(whole.sketches), _doubles(every.mean(0)), len(whole.inputs), found)
+    found.rounding = core.AUDIT_LOOSE if randomness.drawn_loosely() else core.AUDIT_HALF if half else core.AUDIT_SINGLE
+    core.audit_compare(_doubles(whole), _doubles(divided), len(inputs), found)
     if found.verdict != core.AUDIT_DIFFERENT:
         return ""
-    return f"by rows its backward pass makes other gradients, most for shape {tuple(whole.inputs[found.worst].shape)}"
+    return f"its backward pass makes other gradients, most for shape {tuple(inputs[found.worst].shape)}"
 
 
 def _doubles(sketches):

@@ -20,7 +20,7 @@ from .. import core, patching
 from ..common import store, tensors, traced
 from ..device import activations
 from ..process import events
-from . import backward_trial, contents, losses, randomness, rows, script_process, streams, trial
+from . import backward_trial, contents, layout, losses, randomness, rows, script_process, streams, trial
 
 _LARGE = 1 << 20  # bytes of a tensor above which a look at some of them must do
 
@@ -69,7 +69,7 @@ class Boundary:
         try:
             if form.whole:
                 raise rows.Apart("by rows it has other results", 3)
-            why = _why_whole(modules)
+            why = why_whole(modules)
             if why:
                 raise rows.Apart(why)
             division, own_args, own_kwargs = self._divide(module, args, kwargs, form)
@@ -124,8 +124,9 @@ class Boundary:
             return self._computed(stock, module, division, args, kwargs)
         count = min(core.options.microbatches or self.job.layout.stages, division.size)
         parts = [division.part(number, count) for number in range(count)]
-        microbatches = [(*self._rows_between(form, (args, kwargs), part), part) for part in parts]
-        return self.job.stages.run(functools.partial(self._computed, stock, module), module, microbatches, functools.partial(self._join_parts, division, parts, form))
+        began = streams.states()  # each microbatch draws for the whole batch
+        calls = [functools.partial(self._computed, stock, module, part, *self._rows_between(form, (args, kwargs), part)) for part in parts]
+        return self.job.stages.run(module, [(call, began) for call in calls], functools.partial(self._join_parts, division, parts, form))
 
     def _computed(self, stock, module, division, args, kwargs, within=contextlib.nullcontext):
         division.module = weakref.ref(module)
@@ -135,10 +136,9 @@ class Boundary:
 
     def _prepare_replica(self, module, modules, arguments):
         """Raises Apart where several ranks cannot have a model together."""
-        if any(isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for _, m in modules):
-            raise rows.Apart("has a batch norm, whose statistics several ranks would count several times")
-        if any(isinstance(m, torch.jit.ScriptModule) or m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for _, m in modules):
-            raise rows.Apart("is compiled")
+        why = layout.why_one_has_it(modules)
+        if why:
+            raise rows.Apart(why)
         self.job.layout.open_groups()
         if self.job.layout.stages > 1:
             if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf, _ in rows.leaves(arguments)):
@@ -556,7 +556,7 @@ def _batch_of(tensors, place):
 _OF_ALL_MODULES = [value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and name.endswith("_hooks")]
 
 
-def _why_whole(modules):
+def why_whole(modules):
     """Why calls of a module with these submodules (name, module) are not divided; empty: they may be."""
     if any(_is_of_script(hook) for hooks in _OF_ALL_MODULES for hook in hooks.values()):
         return "a hook of the script looks into all modules"

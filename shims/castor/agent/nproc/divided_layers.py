@@ -107,7 +107,7 @@ class Layers:
         bias = getattr(layer, "bias", None)
         if bias is not None and use in (_layers.COLUMN, _layers.GATHERED):
             bias = _Part.apply(bias, 0, self.layout)
-        return _layers.output_of(_layers.product_of(kind), x, use, self.layout.tensor_group(x.device.type), weight, bias)
+        return _layers.output_of(_layers.product_of(kind), x, use, self.layout.group("tensor", x.device.type), weight, bias)
 
 
 def _look_of(modules):

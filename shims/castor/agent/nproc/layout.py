@@ -9,14 +9,24 @@ from .. import core
 from ..device_ranks import own_group
 
 
-def check(divides):
-    """divides: the models of this process can be divided. Error: they are to be, and cannot."""
+def is_asked():
+    """Whether models are to be divided."""
+    return core.options.plugin == "hybrid" and (core.options.tp > 1 or core.options.pp > 1)
+
+
+def say_unused():
     asked = [f"{name}={value}" for name, value in (("CASTOR_TP", core.options.tp), ("CASTOR_PP", core.options.pp)) if value > 1]
     if asked and core.options.plugin != "hybrid":
         core.log(1, f"{' and '.join(asked)} have no effect under --plugin {core.options.plugin}: models are divided by --plugin hybrid".encode())
-    elif asked and not divides:
-        raise core.Error(f"castor: {' and '.join(asked)} divide the models of single-process scripts: start this one without a launcher of its own, by castor "
-                         "run --plugin hybrid --nproc N; for a script with a process group use --plugin zero1 or gemini")
+
+
+def why_one_has_it(modules):
+    """Why several ranks cannot have a model with these submodules (name, module) together; empty: they can."""
+    if any(isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats for _, m in modules):
+        return "has a batch norm, whose statistics several ranks would count several times"
+    if any(isinstance(m, torch.jit.ScriptModule) or m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for _, m in modules):
+        return "is compiled"
+    return ""
 
 
 class Layout:
@@ -28,7 +38,7 @@ class Layout:
         self.tensor_size, self.stages = (core.options.tp, core.options.pp) if core.options.plugin == "hybrid" else (1, 1)
         self.copies = self.tensor_size * self.stages  # ranks of a replica
         if world % self.copies:
-            raise core.Error(f"castor: CASTOR_TP={self.tensor_size} x CASTOR_PP={self.stages} ranks have a model together, and there are {world}: give --nproc a "
+            raise core.Error(f"castor: CASTOR_TP={self.tensor_size} x CASTOR_PP={self.stages} ranks have a model together, and there are {world}: start a "
                              f"multiple of {self.copies}")
         self.rank, self.replicas = rank, world // self.copies
         self.replica, within = divmod(rank, self.copies)
@@ -44,22 +54,21 @@ class Layout:
     def is_last(self):
         return self.stage == self.stages - 1
 
-    def open_groups(self):
-        """Those that a model's call uses: on all ranks together, since while it runs some of them wait for others."""
+    def open_groups(self, members=False):
+        """Those that a model's call uses: on all ranks together, since while it runs some of them wait for others. members: of all that have a model, too."""
+        first = self.replica * self.copies
         for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
+            if members:
+                self._open("members", device, range(first, first + self.copies))
             if self.tensor_size > 1:
                 self._open("tensor", device, range(self.rank - self.place, self.rank - self.place + self.tensor_size))
             if self.stages > 1:
-                self._open("stages", device, range(self.replica * self.copies + self.place, (self.replica + 1) * self.copies, self.tensor_size))
+                self._open("stages", device, range(first + self.place, first + self.copies, self.tensor_size))
 
     def _open(self, whose, device, ranks):
         if (whose, device) not in self._groups:
             self._groups[whose, device] = own_group.made(self._control(), f"castor-{whose}-{device}-{ranks[0]}", list(ranks), device)
 
-    def tensor_group(self, device):
-        """Of the tensor-parallel ranks, for tensors of a type of devices."""
-        return self._groups["tensor", device]
-
-    def stage_group(self, device):
-        """Of the stages of one replica, of those with one place."""
-        return self._groups["stages", device]
+    def group(self, whose, device):
+        """Of the "tensor"-parallel ranks, of the "stages" of one replica with one place, or of the "members" of one replica: for tensors of a type of devices."""
+        return self._groups[whose, device]

@@ -18,7 +18,7 @@ from .. import core
 from . import rows, streams
 
 
-class _Hole:
+class Hole:
     """A tensor, in what is sent ahead of it."""
 
     def __init__(self, tensor):
@@ -41,7 +41,7 @@ class _Link:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             tensors.append(leaf)
-            return _Hole(leaf)
+            return Hole(leaf)
 
         data = torch.frombuffer(bytearray(pickle.dumps((said, rows.mapped(value, hole)))), dtype=torch.uint8)
         self.sent[:] = [(work, tensor) for work, tensor in self.sent if not work.is_completed()]
@@ -50,11 +50,11 @@ class _Link:
         return tensors
 
     def receive(self, of):
-        """(what was said, the nesting with a _Hole for each tensor, the tensors)"""
+        """(what was said, the nesting with a Hole for each tensor, the tensors)"""
         length, = self._received(of, [torch.empty(1, dtype=torch.int64, device="cpu")])
         data, = self._received(of, [torch.empty(int(length), dtype=torch.uint8, device="cpu")])
         said, nesting = pickle.loads(data.numpy().tobytes())
-        holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
+        holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, Hole)]
         return said, nesting, self._received(of, [torch.empty(hole.shape, dtype=hole.dtype, device=hole.device) for hole in holes])
 
     def _received(self, of, tensors):
@@ -66,7 +66,7 @@ class _Link:
         """begin(backend, tensor): begins to send one, or to receive it. The works, each with what must live until it has ended; NCCL has one for all."""
         found = []
         for kind in {t.device.type: None for t in tensors}:
-            backend = self.layout.stage_group(kind)._get_backend(torch.device(kind))
+            backend = self.layout.group("stages", kind)._get_backend(torch.device(kind))
             some = [t for t in tensors if t.device.type == kind and t.numel()]
             if backend.supports_coalescing and some:
                 backend._start_coalescing()
@@ -89,9 +89,9 @@ class _Link:
         self.sent.clear()
 
 
-def _filled(nesting, tensors):
+def filled(nesting, tensors):
     left = iter(tensors)
-    return rows.mapped(nesting, lambda leaf, path: next(left) if isinstance(leaf, _Hole) else leaf)
+    return rows.mapped(nesting, lambda leaf, path: next(left) if isinstance(leaf, Hole) else leaf)
 
 
 class _Arrived(torch.autograd.Function):
@@ -177,48 +177,50 @@ class Stages:
         except ValueError as error:
             raise rows.Apart(f"has no stages: {str(error).removeprefix('castor: ')}") from None
 
-    def run(self, call, module, microbatches, join):
-        """The results of a call, the same on all ranks of a replica. call(part, args, kwargs, within): the model's forward, in a context; microbatches: (args,
-        kwargs, a part of the replica's rows) each; join(results): of the results of each microbatch those of all. What a stage raises, all raise as Apart."""
+    def run(self, module, microbatches, join, own=-1):
+        """The results of a call, the same on all ranks of a replica. microbatches: (call(within=): the model's forward, in a context; the generators' states that it
+        begins with) each; join(results): of the results of each microbatch those of all; own: the microbatch with whose states this rank goes on. What a stage
+        raises, all raise as Apart."""
         from ...shardformer import _stages
 
         layout, (layers, bounds) = self.layout, self._chains[module]
         link = _Link(layout, self._sent)
         begin, end = bounds[layout.stage], bounds[layout.stage + 1]
-        began, results, handed, why = streams.states(), [], [], ""
-        for number, (args, kwargs, part) in enumerate(microbatches):
+        results, ended, handed, why = [], [], [], ""
+        for number, (call, began) in enumerate(microbatches):
             given, states = None, began
             if layout.stage:
                 (failed, states), given, tensors = link.receive(layout.stage - 1)
                 why = why or failed
-                given = None if failed else _filled(given, self._arrived(link, number, given, tensors))
+                given = None if failed else filled(given, self._arrived(link, number, given, tensors))
             if not why:
                 try:
                     streams.restore(began)
                     passing = _Pass(_stages, begin, end, layout.is_last, given, states)
-                    result = passing.result_of(functools.partial(call, part, args, kwargs, functools.partial(passing.through, layers)))
+                    result = passing.result_of(functools.partial(call, within=functools.partial(passing.through, layers)))
                 except core.GroupError:
                     raise
                 except Exception as error:  # of the forward, on this stage: the others wait for it
                     why = re.split(": (?:such )?a model that|: such a model|; use pp_size", f"{type(error).__name__}: {error}".removeprefix("RuntimeError: castor: "))[0]
             if layout.is_last:
                 results.append(None if why else result)
+                ended.append(streams.states())
             elif why:
                 link.send(layout.stage + 1, (why, None))
             else:
                 sent = [t for t in link.send(layout.stage + 1, ("", streams.states()), result) if t.requires_grad]
                 handed += [_Handed.apply(link, layout.stage + 1, number, *sent)] if sent else []
-        return self._shared(link, why, results, handed, join)
+        return self._shared(link, why, results, ended, handed, join, own)
 
     def _arrived(self, link, number, nesting, tensors):
-        holes = [each for each, _ in rows.leaves(nesting) if isinstance(each, _Hole)]
+        holes = [each for each, _ in rows.leaves(nesting) if isinstance(each, Hole)]
         needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
         if needed and torch.is_grad_enabled():
             for n, t in zip(needed, _Arrived.apply(link, self.layout.stage - 1, number, self.leaf, *(tensors[n] for n in needed))):
                 tensors[n] = t
         return tensors
 
-    def _shared(self, link, why, results, handed, join):
+    def _shared(self, link, why, results, ended, handed, join, own):
         """The last stage gives the results to the others."""
         layout = self.layout
         if layout.is_last:
@@ -229,24 +231,24 @@ class Stages:
                 except Exception as error:  # the others wait
                     why = str(error).removeprefix("castor: ")
             for stage in range(layout.stages - 1):
-                link.send(stage, (why, streams.states()), whole)
+                link.send(stage, (why, ended), whole)
             link.drain()
         else:
             link.drain()
-            (why, states), nesting, tensors = link.receive(layout.stages - 1)
+            (why, ended), nesting, tensors = link.receive(layout.stages - 1)
         if why:
             raise rows.Apart(f"has no stages: {why}")
+        streams.restore(ended[own])
         if layout.is_last:
             needing = [leaf for leaf, _ in rows.leaves(whole) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             made = dict(zip(map(id, needing), _Counted.apply(float(layout.stages), *needing))) if needing else {}
             return rows.mapped(whole, lambda leaf, path: made.get(id(leaf), leaf))
-        streams.restore(states)
-        holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, _Hole)]
+        holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, Hole)]
         needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
         if needed and torch.is_grad_enabled():
             for n, t in zip(needed, _Given.apply(self.leaf, len(needed), *(tensors[n] for n in needed), *handed)):
                 tensors[n] = t
-        return _filled(nesting, tensors)
+        return filled(nesting, tensors)
 
 
 class _Pass:

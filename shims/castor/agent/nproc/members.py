@@ -1,0 +1,326 @@
+"""Scripts with DistributedDataParallel under the plugin `hybrid`: ranks that have a model together (layout.py) are its members, and each has a batch of its own.
+
+A wrapped model's call computes the batches of all members, one after another, each member a part of the work: with the random numbers of the rank whose batch it
+is, and to the results of that rank. In the backward pass each member gets the gradients of every member's results, and adds its part of the parameters'. Of
+t members each counts t times its part (divided_layers.py, stages.py), so the sum over the members is that of their batches: what DistributedDataParallel
+divides by the number of ranks is what it would be without members.
+
+Only calls whose gradients are summed are divided, for these all ranks make together; an evaluation on one rank is its own. The first calls are tried, with their
+backward passes, beside the whole ones (trial.py)."""
+import contextlib
+import functools
+import pickle
+import threading
+
+import torch
+import torch.distributed as dist
+
+from .. import core, patching
+from ..backward import reducer
+from ..common import store, traced
+from ..nodes import grouping
+from ..process import events
+from . import backward_trial, boundary, contents, divided_layers, layout, rows, stages, streams, trial
+
+
+class Members:
+    """The members of this rank's model, in a process group of the script's."""
+
+    def __init__(self, control):
+        self.layout = layout.Layout(control.rank, control.world, lambda: control)
+        self.layers, self.stages = divided_layers.Layers(self.layout), stages.Stages(self.layout)
+        self.trials = trial.Trials()
+        self.own = control.rank % self.layout.copies  # this rank's place among them
+        self.running = None  # the module whose call is divided just now
+
+    # ---- what members tell each other
+
+    def _told(self, value):
+        """What each member says; anything that can be pickled."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        lengths = [int(length) for length in self._gathered(torch.tensor([len(data)], device="cpu"))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
+        padded[:len(data)] = data
+        return [pickle.loads(each[:length].numpy().tobytes()) for each, length in zip(self._gathered(padded), lengths)]
+
+    def _gathered(self, own):
+        every = [torch.empty_like(own) for _ in range(self.layout.copies)]
+        self.layout.group("members", "cpu").allgather([every], [own]).wait()
+        return every
+
+    def _sent(self, of, tensors):
+        """Those of a member, on all of them; `tensors`: elsewhere, memory for them."""
+        options = dist.BroadcastOptions()
+        options.rootRank = of
+        for work in [self.layout.group("members", t.device.type).broadcast([t], options) for t in tensors if t.numel()]:
+            work.wait()
+        return tensors
+
+    def _exchanged(self, kinds, own):
+        """The tensors of each member. kinds: for each of them (shape, dtype, type of device) each."""
+        return [self._sent(of, list(map(rows.resolved, own)) if of == self.own else [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in kind])
+                for of, kind in enumerate(kinds)]
+
+    def _all_well(self, why):
+        return not any(self._told(bool(why)))
+
+    def _agreed(self, found):
+        every = self._told(found)
+        return all(each == every[0] for each in every)
+
+    # ---- calls
+
+    def call(self, stock, ddp, args, kwargs):
+        module, modules = ddp.module, list(ddp.module.named_modules())
+        form = self.trials.of(module, modules, (args, kwargs))
+        holes, why = [], _why_apart(modules, form, (args, kwargs))
+
+        def hole(leaf, path):
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            holes.append(leaf)
+            return stages.Hole(leaf)
+
+        words = rows.mapped((args, kwargs), hole)
+        try:
+            words = pickle.dumps(words)
+        except Exception as error:  # of the script's objects
+            why = why or f"gets an argument that other ranks cannot have ({type(error).__name__}: {error})"
+        every = self._told((why, form.due, self.layers.knows(module, modules), None if why else words, None if why else streams.states()))
+        why = next((each[0] for each in every if each[0]), "")
+        if why:
+            return self._whole(stock, ddp, args, kwargs, why)
+        words = [pickle.loads(each[3]) for each in every]
+        kinds = [[(leaf.shape, leaf.dtype, leaf.device) for leaf, _ in rows.leaves(each) if isinstance(leaf, stages.Hole)] for each in words]
+        inputs = [stages.filled(each, tensors) for each, tensors in zip(words, self._exchanged(kinds, holes))]
+        inputs[self.own] = args, kwargs
+        began = [each[4] for each in every]
+        try:
+            if not all(each[2] for each in every) and not self._prepare(module, modules):
+                return self._whole(stock, ddp, args, kwargs, "no layer of it is divided")
+            if self.layout.stages > 1:
+                self.stages.prepare(module)
+        except rows.Apart as error:  # of the model, which is the same on all ranks
+            form.whole = True
+            return self._whole(stock, ddp, args, kwargs, error)
+        if self.layout.stages > 1:
+            ddp.reducer.delayed = True  # a stage waits for others within a backward pass: sums, which come in one order on all ranks, wait for its end
+        run = functools.partial(self._divided, stock, ddp, inputs, began)
+        if any(each[1] for each in every):
+            return self._tried(stock, ddp, modules, form, inputs[self.own], run)
+        core.event_call(1)
+        try:
+            return run()
+        except rows.Apart as error:
+            raise core.GroupError(f"castor: {type(module).__name__} {error}, which it did not do in its first calls: run this script without CASTOR_PP") from None
+
+    def _whole(self, stock, ddp, args, kwargs, why):
+        core.event_call(0)
+        if str(why) != _WHOLE:
+            core.log(2, f"calls of a model are computed whole on every rank, which is right, and no faster than without CASTOR_TP and CASTOR_PP "
+                        f"({type(ddp.module).__name__}: {why})".encode())
+        return stock(ddp, *args, **kwargs)
+
+    def _prepare(self, module, modules):
+        """Whether its layers are divided."""
+        before = contents.Snapshot(modules)  # parts of the model are run
+        with trial.unheard():
+            divides = self.layers.prepare(module, modules, self._agreed)
+        before.put_back()
+        return divides or self.layout.stages > 1
+
+    def _divided(self, stock, ddp, inputs, began):
+        """This rank's results, of a call that computes all members' batches."""
+        calls = [functools.partial(self._computed, stock, ddp, args, kwargs) for args, kwargs in inputs]
+        if self.layout.stages > 1:
+            results = self.stages.run(ddp.module, list(zip(calls, began)), lambda results: results, self.own)
+        else:
+            results, ended = [], []
+            for call, states in zip(calls, began):
+                streams.restore(states)
+                results.append(call())
+                ended.append(streams.states())
+            streams.restore(ended[self.own])
+        return self._given(results)
+
+    def _computed(self, stock, ddp, args, kwargs, within=contextlib.nullcontext):
+        with self._within(ddp.module), within():
+            return stock(ddp, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _within(self, module):
+        """What runs here computes a member's batch."""
+        self.running = module
+        try:
+            with self.layers.within(module):
+                yield
+        finally:
+            self.running = None
+
+    def recomputed(self, function):
+        """`function`, which a checkpoint calls now and once more in the backward pass: there its layers are divided, too."""
+        module = self.running
+        if module is None:
+            return function
+
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            if self.running is not None:
+                return function(*args, **kwargs)
+            with self._within(module):
+                return function(*args, **kwargs)
+
+        return run
+
+    def _given(self, results):
+        """This rank's results, whose gradients go to all members."""
+        needing = [[leaf for leaf, _ in rows.leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad] for result in results]
+        if len({bool(each) for each in needing}) > 1:
+            raise rows.Apart("has results with a gradient on some ranks only")
+        own = needing[self.own]
+        if not own:
+            return results[self.own]
+        begin = sum(map(len, needing[:self.own]))
+        made = _Results.apply(self, [len(each) for each in needing], *(leaf for each in needing for leaf in each))
+        given = {id(leaf): made for leaf, made in zip(own, made[begin:begin + len(own)])}
+        return rows.mapped(results[self.own], lambda leaf, path: given.get(id(leaf), leaf))
+
+    # ---- trials
+
+    def _tried(self, stock, ddp, modules, form, own_inputs, run):
+        """Computes a call divided, undoes that, and computes it whole: what it returns. Are the results the same, and the gradients of all members?"""
+        args, kwargs = own_inputs
+        module, early, why, made, changes = ddp.module, form.left > 0, "", None, {}
+        before, given = contents.Snapshot(modules), contents.Given(own_inputs, own_inputs, keeps=True)
+        inputs = backward_trial.inputs_of(modules, ())
+        divided, whole = backward_trial.Pass(inputs, [self.stages.leaf]), backward_trial.Pass(inputs)
+        try:
+            with trial.unheard():
+                made = run()
+        except rows.Apart as error:
+            why = str(error)
+        if given.changed():
+            why = why or "changes its arguments"
+        if self._all_well(why):
+            changes = before.changed()
+            with trial.unheard():
+                divided.go_back(made)
+            made = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+        given.put_back()
+        lost = before.put_back()
+        if lost:
+            raise core.GroupError(f"castor: {type(module).__name__} changes {lost[0]} in its forward, which is too large to be kept for a trial: run this "
+                                  "script without CASTOR_TP and CASTOR_PP, or set CASTOR_AUDIT=0")
+        result = stock(ddp, *args, **kwargs)
+        why = why or (trial.difference(made, result, early) or trial.difference(changes, before.changed(), early, "changes what it holds in another way")).replace(
+            "by rows", "divided")
+        if self._all_well(why):
+            after = contents.Snapshot(modules)
+            with trial.unheard():
+                whole.go_back(result)
+            after.put_back()
+            why = self._compared(divided, whole)
+        whys = [each for each in self._told(why) if each]
+        if not whys:
+            form.left -= early
+        elif early and self.layers.put_together(module):
+            core.log(3, f"the outputs of each divided layer of a {type(module).__name__} are put together: where they stay divided, {whys[0]}".encode())
+        elif self.layout.stages > 1 and not form.tried:
+            form.tried = True
+        else:
+            form.whole = True
+            self._say_apart(module, whys[0], early)
+        return result
+
+    @staticmethod
+    def _say_apart(module, why, early):
+        late = "" if early else ". That began after its first calls: since half as many calls as there were, results may differ"
+        core.log(2 if early else 1, f"calls of a model are computed whole on every rank, which is right, and no faster than without CASTOR_TP and CASTOR_PP "
+                                    f"({type(module).__name__}: {why}{late})".encode())
+
+    def _compared(self, divided, whole):
+        every = self._told((divided.failed or whole.failed, divided.half or whole.half, divided.sketches, whole.sketches))
+        if any(failed for failed, *_ in every):
+            return ""
+        made, expected = (sum(each[place] for each in every) / len(every) for place in (2, 3))
+        return backward_trial.verdict(whole.inputs, expected, made, any(half for _, half, *_ in every))
+
+
+_WHOLE = "divided it has other results"  # which was said
+
+
+class _Results(torch.autograd.Function):
+    """The results of all members, of which this rank's script gets its own. Gradients come from the member whose results they are."""
+
+    @staticmethod
+    def forward(ctx, members, counts, *tensors):
+        ctx.members, ctx.counts = members, counts
+        ctx.kinds = [(t.shape, t.dtype, t.device.type) for t in tensors]
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+        members, left = ctx.members, iter(ctx.kinds)
+        kinds = [[next(left) for _ in range(count)] for count in ctx.counts]
+        begin = sum(ctx.counts[:members.own])
+        every = members._exchanged(kinds, gradients[begin:begin + ctx.counts[members.own]])
+        return None, None, *(gradient / members.layout.copies for each in every for gradient in each)
+
+
+def _why_apart(modules, form, arguments):
+    """Why a call is not divided; empty: it may be."""
+    if form.whole:
+        return _WHOLE
+    why = boundary.why_whole(modules) or layout.why_one_has_it(modules)
+    for leaf, path in () if why else rows.leaves(arguments):
+        if isinstance(leaf, torch.Tensor):
+            if not rows.is_plain(leaf):
+                return "an argument is no plain tensor"
+            if leaf.requires_grad:
+                return "gets an argument that requires a gradient"
+        elif rows.is_opaque(leaf):
+            return f"an argument is a {type(leaf).__name__}, which may hold tensors"
+    return why
+
+
+_members = {}  # ranks of a process group: its Members
+
+
+def _members_of(ddp):
+    ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
+    if ranks not in _members:
+        parameters = [p for p in ddp.module.parameters() if p.requires_grad]
+        if not grouping.one_node_of(ddp.process_group, parameters[0].device):
+            raise core.Error("castor: CASTOR_TP and CASTOR_PP divide a model over ranks of one node: start all ranks on one, or leave them out")
+        on_devices = reducer.serves_on_devices(parameters)
+        control = reducer.on_devices.control_of(ddp.process_group, parameters) if on_devices else grouping.group_of(ddp.process_group)
+        made = _members[ranks] = Members(control)
+        made.layout.open_groups(members=True)
+    return _members[ranks]
+
+
+def _able(ddp):
+    """Whether the gradients of the call that begins are summed, by Castor."""
+    return (torch.is_grad_enabled() and ddp.require_backward_grad_sync and isinstance(ddp.reducer, reducer.StandsIn) and store.active()
+            and not events.is_running() and threading.current_thread() is threading.main_thread())
+
+
+def install():
+    def wrap(stock):
+        def _run_ddp_forward(self, *args, **kwargs):
+            return _members_of(self).call(stock, self, args, kwargs) if _able(self) else stock(self, *args, **kwargs)
+
+        return traced.unless_compiled(_run_ddp_forward, stock, in_graphs=True)
+
+    def wrap_checkpoint(stock):
+        @functools.wraps(stock)
+        def checkpoint(function, *args, **kwargs):
+            for members in _members.values():
+                function = members.recomputed(function)
+            return stock(function, *args, **kwargs)
+
+        return traced.unless_compiled(checkpoint, stock, in_graphs=True)
+
+    patching.replace("torch.nn.parallel.DistributedDataParallel._run_ddp_forward", wrap)
+    patching.replace("torch.utils.checkpoint.checkpoint", wrap_checkpoint)
