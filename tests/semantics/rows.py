@@ -78,7 +78,7 @@ class Row:
     def tolerance(self, ranks, plugin):
         if not self.expect.repeatable:
             return ANY
-        if plugin in ("none", "plain") or self.expect.one_rank or (self.distributed and ranks == 2 and self.expect.exact_at_2):
+        if plugin in ("none", "plain") or self.expect.one_rank or (self.distributed and ranks == 2 and self.expect.exact_at_2 and plugin != "hybrid"):
             return EXACT
         return self.expect.tolerance
 

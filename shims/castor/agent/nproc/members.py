@@ -31,6 +31,7 @@ class Members:
         self.layers, self.stages = divided_layers.Layers(self.layout), stages.Stages(self.layout)
         self.trials = trial.Trials()
         self.own = control.rank % self.layout.copies  # this rank's place among them
+        self._calls = 0
         self.running = None  # the module whose call is divided just now
 
     # ---- what members tell each other
@@ -173,17 +174,21 @@ class Members:
         return run
 
     def _given(self, results):
-        """This rank's results, whose gradients go to all members."""
+        """This rank's results, the gradient of each of which goes to all members."""
         needing = [[leaf for leaf, _ in rows.leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad] for result in results]
-        if len({bool(each) for each in needing}) > 1:
+        if len(set(map(len, needing))) > 1:
             raise rows.Apart("has results with a gradient on some ranks only")
-        own = needing[self.own]
-        if not own:
-            return results[self.own]
-        begin = sum(map(len, needing[:self.own]))
-        made = _Results.apply(self, [len(each) for each in needing], *(leaf for each in needing for leaf in each))
-        given = {id(leaf): made for leaf, made in zip(own, made[begin:begin + len(own)])}
+        self._calls += 1
+        given = {id(every[self.own]): _Result.apply(self, (self._calls, number), *every) for number, every in enumerate(zip(*needing))}
         return rows.mapped(results[self.own], lambda leaf, path: given.get(id(leaf), leaf))
+
+    def gradients_of(self, result, kinds, own):
+        """Those of one result, for each member. result: which one, on all members the same."""
+        every = self._gathered(torch.tensor(result, device="cpu"))
+        if any(not torch.equal(each, every[0]) for each in every):
+            raise core.GroupError("castor: ranks go back through the results of a model in another order each, and have its layers together: add their losses and "
+                                  "call backward() once, or run this script without CASTOR_TP and CASTOR_PP")
+        return [gradient for gradient, in self._exchanged([[kind] for kind in kinds], [own])]
 
     # ---- trials
 
@@ -249,23 +254,20 @@ class Members:
 _WHOLE = "divided it has other results"  # which was said
 
 
-class _Results(torch.autograd.Function):
-    """The results of all members, of which this rank's script gets its own. Gradients come from the member whose results they are."""
+class _Result(torch.autograd.Function):
+    """A result of all members, of which this rank's script gets its own. Gradients come from the member whose result it is."""
 
     @staticmethod
-    def forward(ctx, members, counts, *tensors):
-        ctx.members, ctx.counts = members, counts
-        ctx.kinds = [(t.shape, t.dtype, t.device.type) for t in tensors]
-        return tuple(t.view_as(t) for t in tensors)
+    def forward(ctx, members, result, *every):
+        ctx.members, ctx.result, ctx.kinds = members, result, [(t.shape, t.dtype, t.device.type) for t in every]
+        own = every[members.own]
+        return own.view_as(own)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, *gradients):
-        members, left = ctx.members, iter(ctx.kinds)
-        kinds = [[next(left) for _ in range(count)] for count in ctx.counts]
-        begin = sum(ctx.counts[:members.own])
-        every = members._exchanged(kinds, gradients[begin:begin + ctx.counts[members.own]])
-        return None, None, *(gradient / members.layout.copies for each in every for gradient in each)
+    def backward(ctx, gradient):
+        every = ctx.members.gradients_of(ctx.result, ctx.kinds, gradient)
+        return None, None, *(each / len(every) for each in every)
 
 
 def _why_apart(modules, form, arguments):
