@@ -13,10 +13,11 @@ import record
 from model import GPT
 
 VOCABULARY, LENGTH, WIDTH, STEPS = 64, 10, 32, 6
+wrapped, batches = lambda model: model, 0  # divided_ddp.py: models of ranks, with batches of their own
 
 
 def tokens(step, count=4):
-    generator = torch.Generator().manual_seed(step)
+    generator = torch.Generator().manual_seed(batches + step)
     return torch.randint(0, VOCABULARY, (count, LENGTH), generator=generator)
 
 
@@ -33,6 +34,7 @@ def adamw(parameters):
 
 
 def train(log, model, loss_of, make=sgd, steps=STEPS, clip=None):
+    model = wrapped(model)
     optimizer = make(model.parameters())
     for step in range(steps):
         optimizer.zero_grad()
@@ -133,7 +135,7 @@ class Perceptrons(nn.Module):
 
 
 def of_classes(model, step, count=8):
-    generator = torch.Generator().manual_seed(step)
+    generator = torch.Generator().manual_seed(batches + step)
     x, y = torch.randn(count, 8, generator=generator), torch.randint(0, 3, (count,), generator=generator)
     return F.cross_entropy(model(x), y)
 
@@ -285,7 +287,7 @@ def hf_vit(log):
     config = transformers.ViTConfig(hidden_size=WIDTH, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=8, num_labels=5)
 
     def loss_of(model, step):
-        generator = torch.Generator().manual_seed(step)
+        generator = torch.Generator().manual_seed(batches + step)
         return model(pixel_values=torch.randn(4, 3, 16, 16, generator=generator), labels=torch.randint(0, 5, (4,), generator=generator)).loss
 
     train(log, transformers.ViTForImageClassification(config), loss_of, without_momentum)

@@ -1,4 +1,4 @@
-"""The rows of divided.py, whose models several ranks have together under the plugin `hybrid`: each case in each layout."""
+"""The rows of divided.py and divided_ddp.py, whose models several ranks have together under the plugin `hybrid`: each case in each layout."""
 
 from dataclasses import replace
 
@@ -24,11 +24,29 @@ WHOLE = {
 }
 
 
-def row_of(case, layout, ranks):
+OF_RANKS = (
+    "gpt_adamw_clipped loss_outside batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed encoder frozen_first_blocks "
+    "remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 results_one_after_another parameters_in_the_loss "
+    "some_results_unused counts_its_calls gradients_of_arguments hooks_of_the_script late_change two_models vocabulary_of_embeddings"
+).split()
+WHOLE_OF_RANKS = {
+    **{case: WHOLE[case] for case in ("batch_norms", "frozen_first_blocks", "remembers_each_block")},
+    "counts_its_calls": {"": r"computed whole on every rank.*\(Counting: "},
+    "gradients_of_arguments": {"": r"computed whole on every rank.*\(Perceptrons: gets an argument that requires a gradient"},
+    "hooks_of_the_script": {"": r"computed whole on every rank.*\(Perceptrons: a hook of the script looks into blocks.1"},
+}
+REFUSED = {"results_one_after_another": {"PP": r"goes once more through the results of a model whose gradients were summed"}}
+
+
+def row_of(case, layout, ranks, whole):
     options = (*(f"CASTOR_{word}" for word in layout.split()), "CASTOR_ZERO_STAGE=2", *OPTIONS.get(case, ()))
-    says = next((pattern for part, pattern in WHOLE.get(case, {}).items() if part in layout), "")
+    says, refused = (next((pattern for part, pattern in those.get(case, {}).items() if part in layout), "") for those in (whole, REFUSED))
     expect = adaptive if case in ADAPTIVE else like(sgd, tolerance=replace(CANCELS, floor=1e-6)) if case in OF_KEYS else sgd
-    return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False)
+    return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False, divided=not says, refused=refused)
 
 
-TABLE = {"divided.py": {f"{case}: {layout}": row_of(case, layout, ranks) for case in CASES for layout, ranks in LAYOUTS.items()}}
+def rows_of(cases, whole):
+    return {f"{case}: {layout}": row_of(case, layout, ranks, whole) for case in cases for layout, ranks in LAYOUTS.items()}
+
+
+TABLE = {"divided.py": rows_of(CASES, WHOLE), "divided_ddp.py": rows_of(OF_RANKS, WHOLE_OF_RANKS)}

@@ -46,6 +46,8 @@ class Synchronizer:
     """Sums the gradients of a list of parameters over a group, at the end of each backward for which `expecting` is set. It lives as
     long as its owner, as DistributedDataParallel's reducer: its hooks do not hold it."""
 
+    late = False  # as `delayed`, for what the last forward makes
+
     def __init__(self, group, parameters, delayed=False):
         self.group, self.delayed, self.number = group, delayed, next(_numbers)
         self.expecting = self.begun = False
@@ -109,7 +111,7 @@ class Synchronizer:
             return
         if not self.begun:
             self._begin()
-        if self.delayed:
+        if self.delayed or self.late:
             return
         if entry in self.ready:
             self.refuse_second()

@@ -63,8 +63,10 @@ class StandsIn:
     """For torch.distributed.Reducer, over a synchronizer."""
 
     find_unused = False
+    summed = ()  # references to the parameters
 
     def prepare_for_forward(self):
+        self.late = False
         if self.broken:
             self.refuse_broken()
 
@@ -74,7 +76,7 @@ class StandsIn:
     def still_expects(self):
         """PyTorch's rule: a forward's gradients may come in several backward passes, each parameter's in one of them. A wrapper that
         looks for unused parameters ends with the first."""
-        return not (self.delayed or self.find_unused) and len(self.ready) < len(self.hooks)
+        return not (self.delayed or self.late or self.find_unused) and len(self.ready) < len(self.hooks)
 
     def _set_static_graph(self):
         # A parameter may get its gradient in several parts in one backward: they are added at its end.
@@ -157,7 +159,9 @@ def _make_reducer(parameters, bucket_indices, bucket_limits, process_group, expe
         if masters.dtype is not None:
             masters.refuse(reason)
     if reason is None:
-        return _make(process_group, parameters, find_unused_parameters)
+        made = _make(process_group, parameters, find_unused_parameters)
+        made.summed = [weakref.ref(p) for p in parameters]
+        return made
     if process_group.size() > 1:
         global said_why
         said_why = True

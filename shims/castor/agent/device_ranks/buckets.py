@@ -94,6 +94,8 @@ class Synchronizer:
     """Sums the gradients of a list of parameters at the end of each backward for which `expecting` is set. It lives as long as its owner, as
     DistributedDataParallel's reducer: its hooks do not hold it."""
 
+    late = False  # as `delayed`, for what the last forward makes
+
     def __init__(self, group, parameters):
         self.group, self.number = group, next(_numbers)
         self.device = parameters[0].device
@@ -190,7 +192,7 @@ class Synchronizer:
             return
         if not self.begun:
             self._begin()
-        if self.delayed:
+        if self.delayed or self.late:
             return
         if part in self.ready:
             self.refuse_second()

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import pickle
 import threading
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from .. import core, patching
 from ..backward import reducer
 from ..common import store, traced
+from ..device_ranks import pages
 from ..nodes import grouping
 from ..process import events
 from . import backward_trial, boundary, contents, divided_layers, layout, rows, stages, streams, trial
@@ -31,6 +33,8 @@ class Members:
         self.layers, self.stages = divided_layers.Layers(self.layout), stages.Stages(self.layout)
         self.trials = trial.Trials()
         self.own = control.rank % self.layout.copies  # this rank's place among them
+        self.apart = False  # they have stepped, or written, other values into parameters
+        self.trying = False  # a call, with its backward pass
         self._calls = 0
         self.running = None  # the module whose call is divided just now
 
@@ -74,7 +78,9 @@ class Members:
     def call(self, stock, ddp, args, kwargs):
         module, modules = ddp.module, list(ddp.module.named_modules())
         form = self.trials.of(module, modules, (args, kwargs))
-        holes, why = [], _why_apart(modules, form, (args, kwargs))
+        stock = _with_its_forward(stock, module)
+        self._calls += 1
+        holes, why = [], self.apart and _WHOLE or _why_apart(ddp, modules, form, (args, kwargs))
 
         def hole(leaf, path):
             if not isinstance(leaf, torch.Tensor):
@@ -87,8 +93,11 @@ class Members:
             words = pickle.dumps(words)
         except Exception as error:  # of the script's objects
             why = why or f"gets an argument that other ranks cannot have ({type(error).__name__}: {error})"
-        every = self._told((why, form.due, self.layers.knows(module, modules), None if why else words, None if why else streams.states()))
+        values = None if why else self._values_of(module)
+        every = self._told((why, form.due, self.layers.knows(module, modules), None if why else words, None if why else streams.states(), values))
         why = next((each[0] for each in every if each[0]), "")
+        if not why and any(each[5] != values for each in every):
+            self.apart, why = True, "its parameters have other values on each of the ranks that have it together"
         if why:
             return self._whole(stock, ddp, args, kwargs, why)
         words = [pickle.loads(each[3]) for each in every]
@@ -104,12 +113,15 @@ class Members:
         except rows.Apart as error:  # of the model, which is the same on all ranks
             form.whole = True
             return self._whole(stock, ddp, args, kwargs, error)
-        if self.layout.stages > 1:
-            ddp.reducer.delayed = True  # a stage waits for others within a backward pass: sums, which come in one order on all ranks, wait for its end
         run = functools.partial(self._divided, stock, ddp, inputs, began)
         if any(each[1] for each in every):
-            return self._tried(stock, ddp, modules, form, inputs[self.own], run)
+            self.trying = True
+            try:
+                return self._tried(stock, ddp, modules, form, inputs[self.own], run)
+            finally:
+                self.trying = False
         core.event_call(1)
+        ddp.reducer.late = self.layout.stages > 1  # which wait for each other within a backward pass: sums, which come in one order on all ranks, wait for its end
         try:
             return run()
         except rows.Apart as error:
@@ -121,6 +133,15 @@ class Members:
             core.log(2, f"calls of a model are computed whole on every rank, which is right, and no faster than without CASTOR_TP and CASTOR_PP "
                         f"({type(ddp.module).__name__}: {why})".encode())
         return stock(ddp, *args, **kwargs)
+
+    def _values_of(self, module):
+        """A number that tells the values of its parameters. Where these may lie on the host, and others than this rank's layers are read over the link, it is
+        looked at in the first calls, and in ever fewer."""
+        on_device = torch.cuda.is_initialized()
+        if on_device and core.options.device_budget and self._calls > 16 and self._calls & self._calls - 1:
+            return None
+        some = list(module.parameters())
+        return torch.stack([_sum_of_bits(p).cpu() for p in (pages.readable(some) if on_device else some)]).numpy().tobytes()
 
     def _prepare(self, module, modules):
         """Whether its layers are divided."""
@@ -142,7 +163,7 @@ class Members:
                 results.append(call())
                 ended.append(streams.states())
             streams.restore(ended[self.own])
-        return self._given(results)
+        return self._given(ddp, results)
 
     def _computed(self, stock, ddp, args, kwargs, within=contextlib.nullcontext):
         with self._within(ddp.module), within():
@@ -173,17 +194,19 @@ class Members:
 
         return run
 
-    def _given(self, results):
+    def _given(self, ddp, results):
         """This rank's results, the gradient of each of which goes to all members."""
         needing = [[leaf for leaf, _ in rows.leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad] for result in results]
         if len(set(map(len, needing))) > 1:
             raise rows.Apart("has results with a gradient on some ranks only")
-        self._calls += 1
-        given = {id(every[self.own]): _Result.apply(self, (self._calls, number), *every) for number, every in enumerate(zip(*needing))}
+        given = {id(every[self.own]): _Result.apply(self, ddp, (self._calls, number), *every) for number, every in enumerate(zip(*needing))}
         return rows.mapped(results[self.own], lambda leaf, path: given.get(id(leaf), leaf))
 
-    def gradients_of(self, result, kinds, own):
+    def gradients_of(self, ddp, result, kinds, own):
         """Those of one result, for each member. result: which one, on all members the same."""
+        if not (self.trying or ddp.reducer.expecting):
+            raise core.GroupError("castor: a backward pass goes once more through the results of a model whose gradients were summed, and adds to those of one rank "
+                                  "alone, which has a part of the model: add the losses and call backward() once, or run this script without CASTOR_TP and CASTOR_PP")
         every = self._gathered(torch.tensor(result, device="cpu"))
         if any(not torch.equal(each, every[0]) for each in every):
             raise core.GroupError("castor: ranks go back through the results of a model in another order each, and have its layers together: add their losses and "
@@ -258,23 +281,47 @@ class _Result(torch.autograd.Function):
     """A result of all members, of which this rank's script gets its own. Gradients come from the member whose result it is."""
 
     @staticmethod
-    def forward(ctx, members, result, *every):
-        ctx.members, ctx.result, ctx.kinds = members, result, [(t.shape, t.dtype, t.device.type) for t in every]
+    def forward(ctx, members, ddp, result, *every):
+        ctx.members, ctx.ddp, ctx.result, ctx.kinds = members, weakref.ref(ddp), result, [(t.shape, t.dtype, t.device.type) for t in every]
         own = every[members.own]
         return own.view_as(own)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):
-        every = ctx.members.gradients_of(ctx.result, ctx.kinds, gradient)
-        return None, None, *(each / len(every) for each in every)
+        every = ctx.members.gradients_of(ctx.ddp(), ctx.result, ctx.kinds, gradient)
+        return None, None, None, *(each / len(every) for each in every)
 
 
-def _why_apart(modules, form, arguments):
+def _with_its_forward(stock, module):
+    """`stock`, before each call of which the module has the forward that it has now: Lightning's trainers put one there that its first call takes away."""
+    now = module.__dict__.get("forward")
+
+    def call(*args, **kwargs):
+        if module.__dict__.get("forward") is not now:
+            module.__dict__["forward"] = now
+        return stock(*args, **kwargs)
+
+    return call
+
+
+@torch.no_grad()
+def _sum_of_bits(p):
+    """Of a tensor, in words that wrap around."""
+    flat = p.detach().contiguous().reshape(-1).view(torch.uint8)
+    whole = flat.numel() // 8 * 8
+    words = flat[:whole].view(torch.int64) if flat.storage_offset() % 8 == 0 else flat[:whole]
+    return words.sum(dtype=torch.int64) + flat[whole:].sum(dtype=torch.int64)
+
+
+def _why_apart(ddp, modules, form, arguments):
     """Why a call is not divided; empty: it may be."""
     if form.whole:
         return _WHOLE
     why = boundary.why_whole(modules) or layout.why_one_has_it(modules)
+    summed = {id(p()) for p in ddp.reducer.summed}
+    if any(p.requires_grad and id(p) not in summed for p in ddp.module.parameters()):
+        why = why or "has a parameter that requires a gradient, which DistributedDataParallel does not sum"
     for leaf, path in () if why else rows.leaves(arguments):
         if isinstance(leaf, torch.Tensor):
             if not rows.is_plain(leaf):
