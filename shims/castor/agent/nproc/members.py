@@ -138,7 +138,7 @@ class Members:
         """A number that tells the values of its parameters. Where these may lie on the host, and others than this rank's layers are read over the link, it is
         looked at in the first calls, and in ever fewer."""
         on_device = torch.cuda.is_initialized()
-        if on_device and core.options.device_budget and self._calls > 16 and self._calls & self._calls - 1:
+        if on_device and core.options.device_budget != -1 and self._calls > 16 and self._calls & self._calls - 1:
             return None
         some = list(module.parameters())
         return torch.stack([_sum_of_bits(p).cpu() for p in (pages.readable(some) if on_device else some)]).numpy().tobytes()
