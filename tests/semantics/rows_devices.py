@@ -30,7 +30,7 @@ BY_OWNERS = ("storages_ddp.py:states_loaded_on_rank_0", "storages_ddp.py:apart_w
              "gradients_ddp.py:step_on_noise_of_one_rank")
 SCRIPTS = ("loops_ddp.py", "clip_ddp.py", "gradients_ddp.py", "optimizers_ddp.py", "sync_ddp.py", "checkpoint_ddp.py", "frozen_ddp.py", "gan_ddp.py",
            "weights_ddp.py", "stepping_ddp.py", "amp_ddp.py", "recompute_ddp.py", "accumulate_ddp.py", "construct_ddp.py", "copies_ddp.py", "storages_ddp.py",
-           "gpt_ddp.py", "nanogpt_ddp.py", "trainer_ddp.py", "accelerate_ddp.py", "fabric_ddp.py", "lightning_ddp.py")
+           "gpt_ddp.py", "divided_ddp.py", "nanogpt_ddp.py", "trainer_ddp.py", "accelerate_ddp.py", "fabric_ddp.py", "lightning_ddp.py")
 # Of one process, under --nproc.
 SINGLE = ("accelerator.py", "accumulate.py", "audited.py", "batch_norm.py", "batches.py", "chance.py", "construct.py", "divided.py", "drawn.py", "files.py", "gpt.py", "in_batch_losses.py",
           "kept.py", "lazies.py", "loops.py", "samplers.py", "shapes.py", "storages.py", "survivors.py", "taken.py", "tokens.py", "trainer.py", "unseeded.py", "without_optimizer.py", "writes.py")

@@ -216,6 +216,20 @@ def test_results_lie_as_a_device_lays_them():
         assert torch.equal(first, torch.autograd.grad(out.square().sum(), x)[0])  # the same is dropped in each pass
 
 
+def test_attention_goes_back_in_its_own_precision():
+    """Where a mask learns, or something is dropped, the kernel of the backward pass differentiates the formula."""
+    values = [*torch.randn(3, 2, 2, 7, 8), torch.randn(1, 2, 7, 7)]
+
+    def gradients(device, p):
+        query, key, value, mask = leaves = [one.to(device).requires_grad_() for one in values]
+        torch.manual_seed(3)
+        out = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=p)
+        return torch.autograd.grad(out.square().sum(), leaves)
+
+    for p in (0.0, 0.5):
+        torch.testing.assert_close([one.cpu() for one in gradients("cuda", p)], list(gradients("cpu", p)))
+
+
 def test_weights_of_recurrent_networks_are_flattened():
     layer = nn.LSTM(4, 4, 2).cuda()
     first = layer.weight_ih_l0.untyped_storage().data_ptr()

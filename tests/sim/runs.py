@@ -61,7 +61,7 @@ def all_runs():
         Run("rehearsals", "rehearsals.py", arguments=("{build}",), tests=2),
         *([Run("long rehearsals", "rehearsals.py", arguments=("{build}", "all"), tests=13, seconds=1200)] if runner.LENGTH == "all" else []),
         Run("link", "inside_link.py", {**two, "link_bandwidth": "1G"}, tests=4),
-        Run("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=18),
+        Run("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=19),
         Run("kernels", "inside_kernels.py", {**two, "numbers": True}, {"SIM_KERNELS": "{build}/bin/sim/libcastor_bodies.so"}, tests=12,
               castor=True),
         Run("torch with expandable segments", "inside_torch.py", two,

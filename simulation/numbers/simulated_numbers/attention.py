@@ -8,6 +8,7 @@ KEPT = 4096
 _states = {}  # of the generator before a forward pass drew, by the number that is its seed; the last ones
 _numbers = itertools.count(1)
 NONE_DRAWN = 0
+_OUTSIDE = torch._C._dispatch_tls_local_exclude_set()  # what is left out where no kernel runs: autocast, which nobody has asked for
 
 
 def _keep_state():
@@ -26,7 +27,7 @@ def _state_of(seed):
 
 def differentiated(function, tensors, gradient):
     """The gradients of the tensors, None for None. Below autograd, where kernels are, its keys are left out; here they are wanted."""
-    everything = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), torch._C.DispatchKeySet.from_raw_repr(0))
+    everything = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _OUTSIDE)
     with everything, torch.enable_grad():
         leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in tensors]
         found = torch.autograd.grad(function(*leaves), [leaf for leaf in leaves if leaf is not None], gradient)
