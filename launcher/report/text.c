@@ -372,7 +372,7 @@ static void write_audit(const report *report, FILE *out) {
     }
 }
 
-/* How models were computed (CASTOR_BATCH=model): the same on all ranks but for the time. */
+/* How models were computed (CASTOR_BATCH=model, or plugin hybrid): the same on all ranks but for the time. */
 static void write_calls(const report *report, FILE *out) {
     const report_rank *most = NULL;
     char time[TEXT_FIGURE_MAX];
@@ -382,12 +382,13 @@ static void write_calls(const report *report, FILE *out) {
             most = &report->ranks[i];
     if (most == NULL)
         return;
-    fprintf(out,
-            "  models    %" PRIu64 " call%s by rows, %" PRIu64
-            " whole on every rank; gathering rows took rank %d %s, with its waits (%.1f%%)\n",
-            most->calls_by_rows, most->calls_by_rows == 1 ? "" : "s", most->calls_whole, most->rank,
-            text_seconds(time, most->rows_seconds),
-            most->lived_seconds > 0 ? 100 * most->rows_seconds / most->lived_seconds : 0);
+    fprintf(out, "  models    %" PRIu64 " call%s divided, %" PRIu64 " whole on every rank",
+            most->calls_by_rows, most->calls_by_rows == 1 ? "" : "s", most->calls_whole);
+    if (most->rows_seconds > 0)
+        fprintf(out, "; gathering rows took rank %d %s, with its waits (%.1f%%)", most->rank,
+                text_seconds(time, most->rows_seconds),
+                most->lived_seconds > 0 ? 100 * most->rows_seconds / most->lived_seconds : 0);
+    fputc('\n', out);
 }
 
 #define ENDS_SHOWN 16

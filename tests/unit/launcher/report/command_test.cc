@@ -456,7 +456,7 @@ TEST_F(Report, CallsByRowsAndWhatTheirGathersCost) {
             trace_gauge_set(GAUGE_ROWS_NS, rank ? 3500000 : 1000);
         });
     run({directory});
-    expect_out("models    41 calls by rows, 2 whole on every rank; gathering rows took rank 1 3.5 ms, with "
+    expect_out("models    41 calls divided, 2 whole on every rank; gathering rows took rank 1 3.5 ms, with "
                "its waits (");
     run({directory, "--format", "json"});
     expect_out("\"calls_by_rows\": 41");
