@@ -39,7 +39,7 @@ HELD = "keeps optimizer states that another rank has"
 BUDGET = "CASTOR_DEVICE_BUDGET="  # what would do, under one that is smaller than the largest parameter needs
 MAY_SAY = {  # a kernel of attention, or of recurrent layers, draws the numbers of a dropout itself
     "chance.py": ("by rows it has another result",),
-    "divided.py": (r"\(Sequential: by rows it has another result", r"\((GPT2LMHeadModel|BertForMaskedLM): by rows it has another result"),
+    "divided.py": (r"\(Sequential: by rows it has another result", r"\((GPT2LMHeadModel|BertForMaskedLM|T5ForConditionalGeneration): by rows it has another result"),
 }
 SHORT = {
     "loops.py": ("adam", "sgd_momentum", "clipped_by_norm", "scaler", "dropout", "batch_norm", "two_networks"),
