@@ -19,6 +19,7 @@
 
 static _Atomic uint64_t outside[CHUNK_KIND_COUNT];          /* model data on devices that is in no home */
 static _Atomic uint64_t copied_by_agent[DEVICE_TIER_COUNT]; /* to that tier */
+static _Atomic bool trains;                                 /* a backward pass was seen */
 static _Atomic bool ended;                                  /* the gauges stay as they are */
 static _Atomic pid_t counting;                              /* a forked child has no devices */
 
@@ -327,6 +328,13 @@ static void sample_rank(void) {
         for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
             outside += atomic_load(&on_cpu[kind]);
         trace_gauge_set(GAUGE_OTHER_BYTES, other > outside ? other - outside : 0);
+        if (atomic_load(&trains)) {
+            arena_peaks peaks = arena_peaks_take();
+            trace_gauge_set(GAUGE_BLOCKS_START_BYTES, peaks.start_bytes);
+            trace_gauge_set(GAUGE_BLOCKS_BYTES, peaks.own_bytes > outside ? peaks.own_bytes - outside : 0);
+            trace_gauge_set(GAUGE_BLOCKS_BESIDE_BYTES,
+                            peaks.anonymous_bytes > outside ? peaks.anonymous_bytes - outside : 0);
+        }
     } else { /* the set size has no pages of devices, nor those of homes on the host */
         uint64_t pss = sample_last_pss();
         if (pss > import_bytes + model)
@@ -414,8 +422,7 @@ static void sample_node_before_steps(void) {
 }
 
 void gauges_backward(void) {
-    static _Atomic bool sampled;
-    if (!atomic_exchange(&sampled, true))
+    if (!atomic_exchange(&trains, true))
         sample_node_before_steps();
 }
 

@@ -433,6 +433,7 @@ static uint32_t committed_pages; /* accessible from the base of the region */
 static uint64_t period_peak, last_period_peak, period_allocated;
 static uint64_t step_peak; /* since nothing was lent, that is since the step began */
 static uint64_t held_peak; /* since arena_peak_take */
+static arena_peaks peaks;  /* since arena_peaks_take */
 static uint64_t retain_most = UINT64_MAX;
 /* While no block may be made on loans, what is made needs anonymous memory, beyond what there was at the recall: such memory is left
  * free before. */
@@ -464,6 +465,12 @@ static uint64_t own_bytes(void) {
 /* Bytes of blocks whose pages are anonymous memory. */
 static uint64_t anonymous_bytes(void) {
     return own_bytes() - loan_used_bytes();
+}
+
+static void peaks_note(void) {
+    uint64_t own = own_bytes(), anonymous = anonymous_bytes();
+    peaks.own_bytes = own > peaks.own_bytes ? own : peaks.own_bytes;
+    peaks.anonymous_bytes = anonymous > peaks.anonymous_bytes ? anonymous : peaks.anonymous_bytes;
 }
 
 castor_status arena_start(uint64_t retain_bytes) {
@@ -617,6 +624,7 @@ void *arena_alloc(size_t size) {
     stats.reuses += state == EXTENT_DIRTY;
     if (loan_used_bytes() > stats.loan_peak_bytes)
         stats.loan_peak_bytes = loan_used_bytes();
+    peaks_note();
     period_advance(bytes);
     dirty_purge();
 done:
@@ -700,6 +708,9 @@ castor_status arena_adopt(void *block, void (*on_free)(void *context, void *bloc
         e->on_free = on_free;
         e->context = context;
         stats.adopted_bytes += extent_bytes(id);
+        peaks.start_bytes = peaks.own_bytes > peaks.start_bytes ? peaks.own_bytes : peaks.start_bytes;
+        peaks.own_bytes = peaks.anonymous_bytes = 0; /* it counted in them */
+        peaks_note();
         dirty_purge();
     }
     pthread_mutex_unlock(&lock);
@@ -805,6 +816,16 @@ uint64_t arena_peak_take(void) {
     held_peak = now;
     pthread_mutex_unlock(&lock);
     return peak;
+}
+
+arena_peaks arena_peaks_take(void) {
+    pthread_mutex_lock(&lock);
+    peaks_note();
+    arena_peaks found = peaks;
+    peaks.own_bytes = peaks.anonymous_bytes = 0;
+    peaks_note();
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 
 void arena_get_stats(arena_stats *out) {

@@ -84,6 +84,14 @@ void arena_loan_end(uint32_t id);
 /* The most bytes that blocks which are not adopted and freed pages that are resident have had since the last call. */
 uint64_t arena_peak_take(void);
 
+/* The most since the last call, or since a block was adopted, which is no activation: of blocks that are not adopted, and of those of
+ * them whose pages are no loan's. */
+typedef struct arena_peaks {
+    uint64_t own_bytes, anonymous_bytes;
+    uint64_t start_bytes; /* before the last adoption, since ever: of blocks that were not adopted then */
+} arena_peaks;
+arena_peaks arena_peaks_take(void);
+
 /* From now on at most so many freed bytes stay resident, whatever the recent peak was. */
 void arena_retain_most(uint64_t bytes);
 

@@ -440,6 +440,9 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     json_unsigned(json, "grad", report_gauge(process, GAUGE_GRAD_BYTES).max);
     json_unsigned(json, "optim", report_gauge(process, GAUGE_OPTIM_BYTES).max);
     json_unsigned(json, "other", report_gauge(process, GAUGE_OTHER_BYTES).max);
+    json_unsigned(json, "blocks", report_gauge(process, GAUGE_BLOCKS_BYTES).max);
+    json_unsigned(json, "blocks_start", report_gauge(process, GAUGE_BLOCKS_START_BYTES).max);
+    json_unsigned(json, "blocks_beside", report_gauge(process, GAUGE_BLOCKS_BESIDE_BYTES).max);
     json_object_end(json);
     uint64_t pss_bytes = report_gauge(process, GAUGE_PSS_BYTES).max;
     json_unsigned_or_null(json, "pss_peak_bytes", pss_bytes);

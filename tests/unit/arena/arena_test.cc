@@ -575,6 +575,23 @@ TEST_F(ArenaTest, ABlockIsMovedWhileOthersWriteToIt) {
     EXPECT_GT(stats().moved_bytes, moved);
 }
 
+TEST_F(ArenaTest, PeaksForgetWhatIsAdopted) {
+    void *parameter = arena_alloc(8 * kMiB), *copy = arena_alloc(4 * kMiB);
+    arena_free(copy);
+    FreedCall freed;
+    ASSERT_EQ(arena_adopt(parameter, on_free, &freed), CASTOR_OK);
+    void *activation = arena_alloc(3 * kMiB);
+    arena_free(activation);
+    activation = arena_alloc(kMiB);
+    arena_peaks peaks = arena_peaks_take();
+    EXPECT_EQ(peaks.own_bytes, 3 * kMiB);
+    EXPECT_EQ(peaks.anonymous_bytes, 3 * kMiB);
+    EXPECT_GE(peaks.start_bytes, 12 * kMiB); // the process's: of other tests, too
+    EXPECT_EQ(arena_peaks_take().own_bytes, kMiB);
+    arena_free(activation);
+    arena_free(parameter);
+}
+
 TEST_F(ArenaTest, AFreedAdoptedBlockIsAnonymousMemoryAgain) {
     void *block = arena_alloc(kMiB);
     FreedCall freed;
