@@ -4,7 +4,6 @@
 #include <string.h>
 #include "parallel/mesh.h"
 #include "parallel/pipeline.h"
-#include "parallel/stages.h"
 
 /* Bytes and seconds of one choice. Each figure is a sum over what lies or happens somewhere; the rules of where are
  * docs/nodes.md (on cores) and docs/device-ranks.md (on devices). */
@@ -14,23 +13,28 @@ enum {
     STATES = 2 * ELEMENT,
     STEP_BYTES =
         28, /* that an Adam reads (parameter, gradient, states) and writes (parameter, states), of an element */
-    SUM_BYTES = 12,        /* that the addition of a gradient to a sum reads and writes, of an element */
-    BUCKETS = 4,           /* of sums, that a device has at a time while a backward runs */
-    LAYER_SENDS = 4,       /* all-reduces of a divided layer, of activations: two forward, two backward */
+    SUM_BYTES = 12, /* that the addition of a gradient to a sum reads and writes, of an element */
+    BUCKETS = 4,    /* of sums, that a device has at a time while a backward runs */
+    /* Of a token and a layer that ranks have together, in elements of the hidden size: what is added, forward after the inner products
+     * and backward before these and before the ones of attention; what is put together forward: queries, keys and values, and what
+     * comes after attention. */
+    LAYER_ADDED = 4,
+    LAYER_GATHERED = 4,
     CHUNKS_OF_BUDGET = 64, /* docs/budget.md */
     UNKNOWN_LAYERS = 16,   /* of a recorded step, whose parts are taken to be equal */
 };
-static const uint64_t bucket_bytes = 25 << 20, demand_bytes = 32 << 20, least_chunk_bytes = 2 << 20;
+static const uint64_t bucket_bytes = 25 << 20, broadcast_bytes = 2 * (250 << 20), demand_bytes = 32 << 20,
+                      least_chunk_bytes = 2 << 20;
 static const double slot_passes =
     1.93; /* parameters on the host come to the device nearly twice in a step (docs/device-ranks.md) */
 static const double steady_ratio = 0.9; /* of a budget (CASTOR_STEADY_CAP_RATIO) */
 
-/* Those of job/plugins.def. Hybrid divides layers; no measured run has shown its plans yet, so they have no command. */
+/* Those of job/plugins.def, and the Booster's plugin, which a script asks for by itself: no command line does. */
 const plan_plugin plan_plugins[PLAN_PLUGINS] = {
 #define PLUGIN(id, name, engine, shards, doc)                                                                \
-    [CASTOR_PLUGIN_##id] = {name, shards, engine, CASTOR_PLUGIN_##id == CASTOR_PLUGIN_HYBRID,                \
-                            CASTOR_PLUGIN_##id != CASTOR_PLUGIN_HYBRID},
+    [CASTOR_PLUGIN_##id] = {name, shards, engine, CASTOR_PLUGIN_##id == CASTOR_PLUGIN_HYBRID, true},
 #include "job/plugins.def"
+    [PLAN_BOOSTER] = {"HybridParallelPlugin", 0, true, true, false},
 };
 
 static uint64_t at_least(uint64_t a, uint64_t b) {
@@ -48,6 +52,21 @@ static uint64_t divided(uint64_t a, uint64_t by) {
 
 static uint32_t world_of(const plan_choice *choice) {
     return choice->tp * choice->pp * choice->dp;
+}
+
+/* Stages of the product's `--plugin hybrid`: all forward passes, then all backward ones, and sums at their end. */
+static bool is_staged(const plan_choice *choice) {
+    return choice->plugin == CASTOR_PLUGIN_HYBRID && choice->pp > 1;
+}
+
+/* The layers of the largest stage: each has as many, since their bytes are equal. */
+static double stage_layers(const plan_model *model, const plan_choice *choice) {
+    return model->layers ? (double)divided(model->layers, choice->pp) / (double)model->layers : 1;
+}
+
+uint64_t plan_backward_peak(uint64_t activations, uint64_t gradients, uint64_t waiting) {
+    double made = gradients > waiting ? (double)waiting / (double)gradients : 1;
+    return at_least(activations, (uint64_t)((1 - made) * (double)activations + made * (double)gradients));
 }
 
 double plan_sum_seconds(const plan_model *model, const plan_cluster *cluster) {
@@ -71,6 +90,78 @@ static double collective_seconds(const plan_cluster *cluster, mesh_collective co
     return cost / 1e6;
 }
 
+/* ---- divided models ---- */
+
+/* How many micro-batches the first stage has between forward and backward at most. */
+static uint32_t most_alive(uint32_t stages, uint32_t micro) {
+    static pipeline_operation operations[2 * PLAN_LAYERS_MAX];
+    pipeline p = {PIPELINE_1F1B, (int32_t)stages, (int32_t)micro, 1};
+    uint64_t count = 0;
+    uint32_t alive = 0, most = 0;
+    if (stages == 1 ||
+        pipeline_operations(&p, 0, operations, sizeof operations / sizeof *operations, &count) != CASTOR_OK)
+        return 1;
+    for (uint64_t i = 0; i < count; i++) {
+        alive += operations[i].kind == PASS_FORWARD ? 1 : -1;
+        most = alive > most ? alive : most;
+    }
+    return most;
+}
+
+/* Of a rank, in the stage that has most (of_all: the mean of a replica's). Under `--plugin hybrid` all micro-batches are alive at a
+ * time, and keep one of the three parts of their logits; else the first stage has most of them alive, the last one the logits of one. */
+static uint64_t activations_of(const plan_model *model, const plan_choice *choice, bool of_all) {
+    double one = 1.0 / choice->dp / choice->micro, logits = (double)model->logits_bytes * one;
+    double whole =
+        (PLAN_LAYER_WHOLE + (double)PLAN_LAYER_INSIDE / choice->tp) / (PLAN_LAYER_WHOLE + PLAN_LAYER_INSIDE);
+    double layers = (double)(model->activation_bytes - model->logits_bytes) * one * whole;
+    double first = is_staged(choice) ? choice->micro : most_alive(choice->pp, choice->micro);
+    double last = is_staged(choice) ? choice->micro : 1, part = stage_layers(model, choice);
+    logits *= (last + PLAN_LOGITS_KEPT - 1) / PLAN_LOGITS_KEPT;
+    if (of_all)
+        return (uint64_t)((layers * last + logits) / choice->pp);
+    return at_least((uint64_t)(layers * part * first), (uint64_t)(layers * part * last + logits));
+}
+
+/* Of one core or device: ranks that have layers together compute attention each for itself. */
+static double work_of(const plan_model *model, const plan_choice *choice) {
+    return model->compute_seconds * (1 + model->attention_share * (choice->tp - 1));
+}
+
+/* With M micro-batches the last stage, which has the head, begins after the others' first pass (parallel/pipeline.h). `speed`: cores or
+ * devices of a rank. */
+static void reckon_stages(const plan_model *model, const plan_choice *choice, double speed, plan_cost *cost) {
+    double largest = (1 - model->head_share) * stage_layers(model, choice) + model->head_share;
+    double replica = work_of(model, choice) / (choice->dp * choice->tp * speed), m = choice->micro;
+    double busy = replica * (1 + (m - 1) * largest) / m;
+    if (choice->pp > 1 && busy > cost->seconds[PLAN_TERM_COMPUTE])
+        cost->seconds[PLAN_TERM_IDLE] = busy - cost->seconds[PLAN_TERM_COMPUTE];
+}
+
+/* What ranks that have layers together send each other, and stages the next ones, at so many bytes a second. */
+static void reckon_tensor(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                          double rate, plan_cost *cost) {
+    double element = (double)model->tokens / choice->dp / choice->micro * ELEMENT, t = choice->tp;
+    double hidden = element * (double)model->hidden, logits = element * (double)model->vocabulary;
+    double layers = (double)divided(model->layers, choice->pp) * choice->micro, sent = 0, seconds = 0;
+    if (choice->tp > 1) {
+        seconds =
+            layers * LAYER_ADDED * collective_seconds(cluster, MESH_ALL_REDUCE, hidden, choice->tp, rate);
+        seconds +=
+            layers * 2 *
+            collective_seconds(cluster, MESH_ALL_GATHER, hidden * LAYER_GATHERED / 2, choice->tp, rate);
+        seconds += choice->micro * collective_seconds(cluster, MESH_ALL_GATHER, logits, choice->tp, rate);
+        sent = (layers * (2 * LAYER_ADDED + LAYER_GATHERED) * hidden + choice->micro * logits) * (t - 1) / t;
+    }
+    if (choice->pp > 1) { /* activations, and their gradients back */
+        sent += 2 * hidden * choice->micro;
+        seconds += 2 * choice->micro * (hidden / rate + cluster->latency);
+    }
+    cost->seconds[PLAN_TERM_TENSOR] = seconds;
+    if (cluster->devices)
+        cost->sent[PLAN_WAY_NODE] += (uint64_t)sent;
+}
+
 /* ---- on cores: the node's store ---- */
 
 typedef struct store_parts {
@@ -80,21 +171,25 @@ typedef struct store_parts {
 /* What a node's store keeps, docs/nodes.md; and what a node has besides while a step runs. */
 static store_parts store_of(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice) {
     uint64_t n = cluster->nodes, bytes = model->numel * ELEMENT, ranks = plan_ranks_of_node(cluster, choice);
+    uint64_t sum_bytes = model->chunk_bytes ? model->chunk_bytes : 2 * demand_bytes;
     int shards = plan_plugins[choice->plugin].shards;
     store_parts parts = {shards >= 3 ? divided(bytes, n) : bytes, shards >= 2 ? divided(bytes, n) : bytes,
                          shards >= 1 ? 2 * divided(bytes, n) : 2 * bytes, 0};
     if (n > 1 && shards >= 2) /* sums that are not passed on yet, and parameters that were fetched */
-        parts.transient = at_most(bytes - parts.grad, 2 * ranks * demand_bytes) +
+        parts.transient = at_most(bytes - parts.grad, ranks * sum_bytes) +
                           (shards >= 3 ? at_most(bytes - parts.param, 2 * ranks * demand_bytes) : 0);
     return parts;
 }
 
-/* Without an engine each rank has all, and DistributedDataParallel its buckets. Gradients come while activations go. */
+/* Without an engine each rank has all, and DistributedDataParallel its buckets. Of what comes and goes in a step, malloc keeps a
+ * part in holes. */
 static void reckon_plain_bytes(const plan_model *model, const plan_cluster *cluster,
-                               const plan_choice *choice, uint64_t activations, plan_cost *cost) {
-    uint64_t bytes = model->numel * ELEMENT * plan_ranks_of_node(cluster, choice);
-    cost->model_bytes = (world_of(choice) > 1 ? 5 : 4) * bytes;
-    cost->activation_bytes = without(activations, bytes);
+                               const plan_choice *choice, plan_cost *cost) {
+    uint64_t ranks = plan_ranks_of_node(cluster, choice), bytes = model->numel * ELEMENT;
+    uint64_t activations = model->activation_bytes / choice->micro / world_of(choice);
+    uint64_t holes = (uint64_t)(cluster->holes * (double)(activations + bytes));
+    cost->model_bytes = (world_of(choice) > 1 ? 5 : 4) * bytes * ranks;
+    cost->activation_bytes = (plan_backward_peak(activations, bytes, bytes) - bytes + holes) * ranks;
 }
 
 /* `parallel`: cores of a node that compute at a time; they carry what is sent, too. */
@@ -155,39 +250,59 @@ static uint64_t reckon_node_budget(const plan_model *model, const plan_cluster *
     return at_most((uint64_t)(steady_ratio * (double)budget), all);
 }
 
+/* Of a rank while it trains: activations, and gradients that the node's sums do not have yet. Stages give theirs at the end: they
+ * have them from the first of their backward passes on. */
+static uint64_t rank_peak(const plan_model *model, const plan_choice *choice) {
+    uint64_t bytes = model->numel * ELEMENT, activations = activations_of(model, choice, true);
+    if (!is_staged(choice))
+        return plan_backward_peak(activations, bytes, PLAN_QUEUE_BYTES);
+    uint64_t gradients = (bytes + model->vocabulary * model->hidden * ELEMENT) / choice->pp;
+    return at_least(activations, activations - activations / choice->micro + gradients);
+}
+
 static void reckon_core_memory(const plan_model *model, const plan_cluster *cluster,
                                const plan_choice *choice, bool engine, plan_cost *cost) {
-    uint64_t activations = model->activation_bytes / choice->micro / cluster->nodes;
-    uint64_t ranks = plan_ranks_of_node(cluster, choice);
-    /* Ranks beyond the cores wait for their turns to add, with all gradients, when activations are gone. */
-    if (ranks > cluster->cores)
-        activations = at_least(activations, model->numel * ELEMENT * ranks);
     if (!engine) {
-        reckon_plain_bytes(model, cluster, choice, activations, cost);
+        reckon_plain_bytes(model, cluster, choice, cost);
         return;
     }
     store_parts parts = store_of(model, cluster, choice);
+    uint64_t ranks = plan_ranks_of_node(cluster, choice), beside = rank_peak(model, choice) * ranks;
     cost->model_bytes = parts.param + parts.grad + parts.states;
-    cost->activation_bytes = activations + parts.transient;
+    /* Sums that several nodes make, or that go to disk, have no room for blocks (window_lease_begin). */
+    bool lends = cluster->nodes == 1 && !choice->bounded;
+    cost->activation_bytes = without(beside, lends ? model->loan_bytes : 0) + parts.transient;
     cost->chunk_bytes = model->chunk_bytes;
+}
+
+/* Before they share it, each rank of a node builds the whole model; DistributedDataParallel copies it, to send it to all. */
+static uint64_t start_bytes(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                            bool engine) {
+    uint64_t bytes = model->numel * ELEMENT, ranks = plan_ranks_of_node(cluster, choice);
+    bool own_launcher = cluster->nodes > 1 || !engine || plan_ranks_place(model->command) != NULL;
+    return (bytes + (own_launcher && world_of(choice) > 1 ? at_most(bytes, broadcast_bytes) : 0)) * ranks;
 }
 
 /* `parallel`: cores of all nodes that compute at a time. */
 static void reckon_core_times(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
-                              bool engine, double parallel, plan_cost *cost) {
+                              bool engine, uint64_t threads, double parallel, plan_cost *cost) {
     uint32_t n = cluster->nodes, ranks = plan_ranks_of_node(cluster, choice), world = world_of(choice);
     double bytes = (double)model->numel * ELEMENT;
     double step =
         model->recorded ? model->optimizer_seconds : (double)model->numel * STEP_BYTES / cluster->core_stream;
     /* Under an engine one owner steps a parameter: on one of the nodes where these share states, else on each. */
     uint32_t steps = !engine ? world : plan_plugins[choice->plugin].shards >= 1 ? 1 : n;
-    cost->seconds[PLAN_TERM_COMPUTE] = model->compute_seconds / parallel;
+    double node = cluster->core_stream / SUM_BYTES * ELEMENT;
+    cost->seconds[PLAN_TERM_COMPUTE] = work_of(model, choice) / parallel;
     cost->seconds[PLAN_TERM_OPTIMIZER] = step * steps / parallel;
+    reckon_stages(model, choice, (double)at_least(at_most(threads, cluster->cores), 1), cost);
     if (engine) {
         reckon_store_traffic(model, cluster, choice, parallel / n, cost);
-        cost->seconds[PLAN_TERM_SUMS] += plan_sum_seconds(model, cluster) * world * choice->micro / parallel;
+        /* A stage adds its part, once; a rank that has layers with others adds all of their gradients, its own and zeros. */
+        double times = is_staged(choice) ? 1.0 / choice->pp : choice->micro;
+        cost->seconds[PLAN_TERM_SUMS] += plan_sum_seconds(model, cluster) * world * times / parallel;
+        reckon_tensor(model, cluster, choice, node, cost);
     } else if (world > 1) {
-        double node = cluster->core_stream / SUM_BYTES * ELEMENT;
         cost->sent[PLAN_WAY_NETWORK] = (uint64_t)(2 * bytes * (n - 1) / n) * ranks;
         cost->seconds[PLAN_TERM_SUMS] = collective_seconds(cluster, MESH_ALL_REDUCE, bytes, world,
                                                            n > 1 ? cluster->network / ranks : node);
@@ -202,53 +317,15 @@ static void reckon_on_cores(const plan_model *model, const plan_cluster *cluster
     bool engine = plan_plugins[choice->plugin].engine && world_of(choice) > 1;
     cost->process_bytes = model->process_bytes * ranks;
     reckon_core_memory(model, cluster, choice, engine, cost);
-    reckon_core_times(model, cluster, choice, engine, parallel * cluster->nodes, cost);
+    reckon_core_times(model, cluster, choice, engine, threads, parallel * cluster->nodes, cost);
     uint64_t used = cost->model_bytes + cost->activation_bytes;
     if (choice->bounded && cluster->host_bytes)
         used = reckon_node_budget(model, cluster, choice, parallel, cost);
+    used = at_least(used, start_bytes(model, cluster, choice, engine));
     cost->bytes[PLAN_TIER_HOST] = used + cost->process_bytes;
 }
 
 /* ---- on devices ---- */
-
-/* The largest stage's share of layers, embeddings and head, by `cost` of a layer and of the rest. */
-static double stage_share(const plan_model *model, uint32_t stages, double layer, double ends) {
-    static uint64_t costs[PLAN_LAYERS_MAX];
-    static uint32_t last[PLAN_LAYERS_MAX];
-    uint64_t largest = 0;
-    if (stages == 1)
-        return 1;
-    double scale = 1e12 / (layer * (double)model->layers + ends);
-    for (uint64_t i = 0; i < model->layers; i++)
-        costs[i] = (uint64_t)(layer * scale) + (i + 1 == model->layers ? (uint64_t)(ends * scale) : 0);
-    if (stages_divide(costs, (uint32_t)model->layers, stages, last, &largest) != CASTOR_OK)
-        return 1;
-    return (double)largest / 1e12;
-}
-
-/* How many micro-batches the first stage has between forward and backward at most. */
-static uint32_t most_alive(uint32_t stages, uint32_t micro) {
-    static pipeline_operation operations[2 * PLAN_LAYERS_MAX];
-    pipeline p = {PIPELINE_1F1B, (int32_t)stages, (int32_t)micro, 1};
-    uint64_t count = 0;
-    uint32_t alive = 0, most = 0;
-    if (stages == 1 ||
-        pipeline_operations(&p, 0, operations, sizeof operations / sizeof *operations, &count) != CASTOR_OK)
-        return 1;
-    for (uint64_t i = 0; i < count; i++) {
-        alive += operations[i].kind == PASS_FORWARD ? 1 : -1;
-        most = alive > most ? alive : most;
-    }
-    return most;
-}
-
-/* Of a device: the first stage has most micro-batches alive, the last one the logits. */
-static uint64_t activations_of(const plan_model *model, const plan_choice *choice) {
-    uint64_t parts = (uint64_t)choice->dp * choice->micro * choice->tp;
-    uint64_t logits = model->logits_bytes / parts, layers = model->activation_bytes / parts - logits;
-    uint64_t alive = most_alive(choice->pp, choice->micro);
-    return at_least(layers * alive / choice->pp, layers / choice->pp + logits);
-}
 
 typedef struct device_parts {
     double numel; /* of this device's stage and part of layers */
@@ -256,27 +333,33 @@ typedef struct device_parts {
 } device_parts;
 
 static int stage_of_zero(const plan_choice *choice) {
-    return choice->plugin == CASTOR_PLUGIN_HYBRID ? choice->zero : plan_plugins[choice->plugin].shards;
+    return plan_plugins[choice->plugin].divides ? choice->zero : plan_plugins[choice->plugin].shards;
 }
 
-/* docs/device-ranks.md: what is where. */
+/* Ranks that have the same parameters, and divide what ZeRO divides: under `--plugin hybrid` all have all of them. */
+static uint32_t sharers_of(const plan_choice *choice) {
+    return choice->plugin == CASTOR_PLUGIN_HYBRID ? world_of(choice) : choice->dp;
+}
+
+/* docs/device-ranks.md: what is where. The Booster's stages have their layers, and what is in none. */
 static device_parts device_of(const plan_model *model, const plan_choice *choice) {
-    double layer = (double)model->hidden * (double)model->hidden * 12;
-    double ends = (double)model->numel - layer * (double)model->layers;
-    double share = stage_share(model, choice->pp, layer, ends);
-    device_parts parts = {.numel = (double)model->numel * share / choice->tp};
+    double layers = (double)model->hidden * (double)model->hidden * 12 * (double)model->layers;
+    double of_stage = layers * stage_layers(model, choice) + ((double)model->numel - layers);
+    double own = choice->plugin == PLAN_BOOSTER ? of_stage / choice->tp : (double)model->numel;
+    device_parts parts = {.numel = own};
     int zero = stage_of_zero(choice);
-    uint64_t bytes = (uint64_t)(parts.numel * ELEMENT);
+    uint64_t bytes = (uint64_t)(own * ELEMENT), sharers = sharers_of(choice);
     parts.param = bytes;
-    parts.grad = zero >= 2 ? divided(bytes, choice->dp) : bytes;
-    parts.states = 2 * (zero >= 1 ? divided(bytes, choice->dp) : bytes);
+    parts.grad = zero >= 2 ? divided(bytes, sharers) : bytes;
+    parts.states = 2 * (zero >= 1 ? divided(bytes, sharers) : bytes);
     bool plain = choice->plugin == CASTOR_PLUGIN_NONE;
-    if (choice->dp > 1)
-        parts.buckets = plain ? bytes
+    if (sharers > 1)
+        parts.buckets = plain                            ? bytes
+                        : zero >= 2 && is_staged(choice) ? (uint64_t)(of_stage * ELEMENT)
                         : zero >= 2
                             ? at_most(BUCKETS * at_least(bucket_bytes, model->largest * ELEMENT), bytes)
                             : 0;
-    parts.activations = activations_of(model, choice);
+    parts.activations = activations_of(model, choice, false);
     return parts;
 }
 
@@ -287,7 +370,7 @@ static uint32_t span_ranks(const plan_cluster *cluster, const plan_choice *choic
 /* Sums of gradients, and what owners send after the step. */
 static void reckon_sums(const plan_cluster *cluster, const plan_choice *choice, const device_parts *parts,
                         plan_cost *cost) {
-    uint32_t n = choice->dp, inside = span_ranks(cluster, choice),
+    uint32_t n = sharers_of(choice), inside = span_ranks(cluster, choice),
              local = plan_ranks_of_node(cluster, choice);
     bool spans = cluster->nodes > 1 && local < world_of(choice);
     /* The devices of a node share its way to the others. */
@@ -296,7 +379,8 @@ static void reckon_sums(const plan_cluster *cluster, const plan_choice *choice, 
     int zero = stage_of_zero(choice);
     double sums =
         collective_seconds(cluster, zero >= 2 ? MESH_REDUCE_SCATTER : MESH_ALL_REDUCE, bytes, n, rate);
-    double hidden = cluster->overlap * cost->seconds[PLAN_TERM_COMPUTE] * 2 / 3 / times;
+    double hidden =
+        is_staged(choice) ? 0 : cluster->overlap * cost->seconds[PLAN_TERM_COMPUTE] * 2 / 3 / times;
     cost->seconds[PLAN_TERM_SUMS] = (sums > hidden ? sums - hidden : 0) * times;
     if (zero >= 1)
         cost->seconds[PLAN_TERM_SUMS] += collective_seconds(cluster, MESH_ALL_GATHER, bytes, n, rate);
@@ -305,17 +389,6 @@ static void reckon_sums(const plan_cluster *cluster, const plan_choice *choice, 
     cost->sent[PLAN_WAY_NODE] += (uint64_t)ring;
     if (spans) /* a ring leaves a node once for each of its parts of the model */
         cost->sent[PLAN_WAY_NETWORK] += (uint64_t)(ring * at_least(inside, 1));
-}
-
-static void reckon_tensor(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
-                          plan_cost *cost) {
-    if (choice->tp == 1)
-        return;
-    double bytes = (double)model->tokens / choice->dp / choice->micro * (double)model->hidden * ELEMENT;
-    double calls = LAYER_SENDS * (double)divided(model->layers, choice->pp) * choice->micro;
-    cost->seconds[PLAN_TERM_TENSOR] =
-        calls * collective_seconds(cluster, MESH_ALL_REDUCE, bytes, choice->tp, cluster->link);
-    cost->sent[PLAN_WAY_NODE] += (uint64_t)(calls * bytes * 2 * (choice->tp - 1) / choice->tp);
 }
 
 /* What does not fit on the device goes to the host: states, then gradients, then parameters. */
@@ -330,7 +403,7 @@ static void reckon_host(const plan_cluster *cluster, const plan_choice *choice, 
     /* What has its states on the host is stepped there: its gradient goes, its parameter comes. */
     double stepped = parts->states ? (double)states / (double)parts->states : 0;
     double owned = (double)parts->states / STATES * stepped, per_core = owned * STEP_BYTES * ranks;
-    double carried = 2 * owned * ELEMENT + (double)params * slot_passes * choice->micro;
+    double carried = 2 * owned * ELEMENT + (double)params * slot_passes * choice->micro / choice->pp;
     cost->sent[PLAN_WAY_LINK] += (uint64_t)carried;
     cost->seconds[PLAN_TERM_LINK] +=
         carried / cluster->link + per_core / (cluster->core_stream * cluster->cores);
@@ -349,15 +422,6 @@ static void reckon_offload(const plan_cluster *cluster, const plan_choice *choic
     cost->seconds[PLAN_TERM_LINK] += busy > hidden ? busy - hidden : 0;
 }
 
-/* The whole takes (M + S - 1) passes of the largest stage (parallel/pipeline.h). */
-static void reckon_stages(const plan_model *model, const plan_choice *choice, plan_cost *cost) {
-    double h = (double)model->hidden;
-    double largest = stage_share(model, choice->pp, 12 * h * h, (double)model->vocabulary * h) * choice->pp;
-    double passes = (choice->micro + choice->pp - 1.0) / choice->micro;
-    if (choice->pp > 1)
-        cost->seconds[PLAN_TERM_IDLE] = cost->seconds[PLAN_TERM_COMPUTE] * (largest * passes - 1);
-}
-
 static void reckon_on_devices(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
                               plan_cost *cost) {
     device_parts parts = device_of(model, choice);
@@ -366,11 +430,11 @@ static void reckon_on_devices(const plan_model *model, const plan_cluster *clust
     cost->model_bytes = kept + parts.buckets;
     cost->activation_bytes = parts.activations;
     cost->bytes[PLAN_TIER_HOST] = model->process_bytes * plan_ranks_of_node(cluster, choice);
-    cost->seconds[PLAN_TERM_COMPUTE] = model->compute_seconds / world_of(choice);
+    cost->seconds[PLAN_TERM_COMPUTE] = work_of(model, choice) / world_of(choice);
     cost->seconds[PLAN_TERM_OPTIMIZER] = (double)parts.states / STATES * STEP_BYTES / cluster->device_stream;
-    reckon_stages(model, choice, cost);
-    reckon_tensor(model, cluster, choice, cost);
-    if (choice->dp > 1)
+    reckon_stages(model, choice, 1, cost);
+    reckon_tensor(model, cluster, choice, cluster->link, cost);
+    if (sharers_of(choice) > 1)
         reckon_sums(cluster, choice, &parts, cost);
     if (choice->offload)
         reckon_offload(cluster, choice, cost);
@@ -394,8 +458,10 @@ static bool is_possible(const plan_model *model, const plan_cluster *cluster, co
         !choice->micro || world > PLAN_RANKS_MAX || (cluster->devices && world > most) ||
         world % cluster->nodes)
         return false;
+    /* `--plugin hybrid` divides the models of one node's ranks; of the Booster's plugin, devices are planned. */
     if (choice->tp * choice->pp > 1)
-        return plan_plugins[choice->plugin].divides && cluster->devices && model->layers &&
+        return plan_plugins[choice->plugin].divides && model->layers &&
+               (choice->plugin == PLAN_BOOSTER ? cluster->devices > 0 : cluster->nodes == 1) &&
                model->layers >= choice->pp && model->heads % choice->tp == 0 &&
                choice->micro <= PLAN_LAYERS_MAX;
     return true;

@@ -92,10 +92,7 @@ bool plan_model_parse(const char *text, plan_model *out, char *message, size_t s
     return true;
 }
 
-/* Elements that a layer keeps of a token for its backward pass: inputs of norms (2) and of products after them (2), queries, keys and
- * values (3), what attention gives (1), the inner layer before and after its function (8). Of the logits: the logarithm of their
- * softmax, and the logits or their gradient. */
-enum { LAYER_KEPT = 16, LOGITS_KEPT = 2 };
+enum { LAYER_KEPT = PLAN_LAYER_WHOLE + PLAN_LAYER_INSIDE };
 
 static const double BYTES_MOST = 1e18; /* so that sums stay within 64 bits */
 
@@ -111,22 +108,24 @@ static uint64_t find_chunk_bytes(const plan_model *m) {
 }
 
 bool plan_model_settle(plan_model *m, const plan_cluster *cluster, uint64_t tokens) {
-    double h = (double)m->hidden, layer = 24 * h * h + 4 * h * (double)m->context,
-           head = 2 * h * (double)m->vocabulary;
-    /* A backward pass is two forward ones. */
-    double operations = 3 * ((double)m->layers * layer + head) * (double)tokens;
-    double kept =
-        (double)tokens * ELEMENT * (LAYER_KEPT * (double)m->layers * h + LOGITS_KEPT * (double)m->vocabulary);
+    double h = (double)m->hidden, layers = (double)m->layers * 24 * h * h,
+           attention = (double)m->layers * 4 * h * (double)m->context, head = 2 * h * (double)m->vocabulary;
+    double forward = layers + attention + head, operations = 3 * forward * (double)tokens;
+    double kept = (double)tokens * ELEMENT *
+                  (LAYER_KEPT * (double)m->layers * h + PLAN_LOGITS_KEPT * (double)m->vocabulary);
     m->tokens = tokens;
     if (cluster->devices == 0)
         m->chunk_bytes = find_chunk_bytes(m);
     if (m->recorded)
         return true;
+    m->head_share = head / forward;
+    m->attention_share = attention / forward;
+    /* A backward pass is two forward ones. */
     m->compute_seconds = operations / (cluster->devices ? cluster->device_flops : cluster->core_flops);
     m->process_bytes = (uint64_t)cluster->process;
     if (kept > BYTES_MOST)
         return false;
-    m->logits_bytes = tokens * ELEMENT * LOGITS_KEPT * m->vocabulary;
+    m->logits_bytes = tokens * ELEMENT * PLAN_LOGITS_KEPT * m->vocabulary;
     m->activation_bytes = m->logits_bytes + tokens * ELEMENT * LAYER_KEPT * m->layers * m->hidden;
     return true;
 }
@@ -225,24 +224,47 @@ static void take_times(const plan_cluster *cluster, uint64_t cores, uint64_t ran
     m->compute_seconds -= sums < m->compute_seconds / 2 ? sums : m->compute_seconds / 2;
 }
 
-/* `held`: what ranks had at their peaks, of the model and beside it; `pss`: of all their memory. Where nothing is shared, gradients
- * count and do not exist yet when activations are at their peak (reckon_plain_bytes in cost.c). */
-static void take_memory(bool shared, uint64_t ranks, uint64_t held, uint64_t pss, plan_model *m) {
+/* What the ranks of a run had at their peaks. */
+typedef struct memory {
+    uint64_t held, pss;      /* tensors; all of their memory */
+    uint64_t blocks, beside; /* while they trained, without model data; of these, in memory of their own */
+} memory;
+
+/* Blocks are activations, and gradients that wait for their turns; the larger part of those is the smaller one of these
+ * (plan_backward_peak). */
+static uint64_t activations_of(uint64_t blocks, uint64_t gradients) {
+    if (blocks >= gradients || gradients <= PLAN_QUEUE_BYTES)
+        return blocks;
+    double made = (double)PLAN_QUEUE_BYTES / (double)gradients,
+           left = (double)blocks - (double)PLAN_QUEUE_BYTES;
+    return left > 0 ? (uint64_t)(left / (1 - made)) : 0;
+}
+
+/* Where nothing is shared, gradients count and do not exist yet when activations are at their peak (reckon_plain_bytes in cost.c). */
+static void take_memory(bool shared, uint64_t ranks, memory found, plan_model *m) {
     uint64_t beside = m->numel * ELEMENT * (shared ? 4 : 3 * ranks);
-    m->activation_bytes = held > beside ? held - beside : 0;
-    m->process_bytes = pss > held ? (pss - held) / ranks : 0;
+    m->activation_bytes = found.held > beside ? found.held - beside : 0;
+    if (shared && found.blocks > 0) {
+        m->activation_bytes = activations_of(found.blocks / ranks, m->numel * ELEMENT) * ranks;
+        m->loan_bytes = found.blocks - found.beside;
+        found.held = beside + found.beside;
+    }
+    m->process_bytes = found.pss > found.held ? (found.pss - found.held) / ranks : 0;
 }
 
 static bool take_run(const report *run, const char *directory, const plan_cluster *cluster, plan_model *m) {
-    uint64_t ranks = 0, held = 0, pss = 0, steps = UINT64_MAX, param = 0;
+    uint64_t ranks = 0, steps = UINT64_MAX, param = 0;
+    memory peaks = {0};
     double step = 0, optimizer = 0;
     for (size_t i = 0; i < run->rank_count; i++) {
         const report_rank *rank = &run->ranks[i];
         if (rank->steps == 0)
             continue;
         ranks++;
-        held += rank->memory.peak_bytes;
-        pss += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
+        peaks.held += rank->memory.peak_bytes;
+        peaks.pss += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
+        peaks.blocks += report_gauge(rank->process, GAUGE_BLOCKS_BYTES).max;
+        peaks.beside += report_gauge(rank->process, GAUGE_BLOCKS_BESIDE_BYTES).max;
         m->on_devices |= report_gauge(rank->process, GAUGE_DEVICE_PARAM_BYTES).max > 0;
         param += report_gauge(rank->process, GAUGE_PARAM_BYTES).max;
         steps = rank->steps < steps ? rank->steps : steps;
@@ -282,7 +304,7 @@ static bool take_run(const report *run, const char *directory, const plan_cluste
         close_sizes(m, s.capacity);
     uint64_t cores = about_number(&run->about, TRACE_ABOUT_CORES);
     take_times(cluster, cores ? cores : cluster->cores, ranks, step, optimizer, m);
-    take_memory(shared, ranks, held, pss, m);
+    take_memory(shared, ranks, peaks, m);
     return true;
 }
 

@@ -66,8 +66,14 @@ void plan_command_line(const plan_model *model, const plan_cluster *cluster, con
             (unsigned long long)(plan->cost.budget_bytes >> 20));
     if (choice->offload)
         add(&l, "--set CASTOR_ACTIVATIONS=offload ");
-    if (choice->micro > 1)
+    if (choice->tp > 1)
+        add(&l, "--set CASTOR_TP=%u ", choice->tp);
+    if (choice->pp > 1)
+        add(&l, "--set CASTOR_PP=%u --set CASTOR_MICROBATCHES=%u ", choice->pp, choice->micro);
+    else if (choice->micro > 1)
         add(&l, "--set CASTOR_ACCUMULATE=%u ", choice->micro);
+    if (choice->zero)
+        add(&l, "--set CASTOR_ZERO_STAGE=%d ", choice->zero);
     add_command(&l, model, cluster, choice->plugin, plan_ranks_of_node(cluster, choice));
 }
 

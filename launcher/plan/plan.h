@@ -48,7 +48,10 @@ typedef struct plan_model {
     uint64_t tokens;           /* of a step, of all ranks; 0: not known */
     uint64_t activation_bytes; /* of the whole batch, at their peak */
     uint64_t logits_bytes;     /* the part of these that the end of the model has; 0: not known */
-    uint64_t process_bytes;    /* of a rank, beside model data and activations */
+    uint64_t loan_bytes; /* of a node's blocks, that lay on sums of gradients meanwhile; recorded alone */
+    double head_share,
+        attention_share; /* of the work: what the end of the model does, and attention without its layers */
+    uint64_t process_bytes; /* of a rank, beside model data and activations */
 
     /* Of a step, in seconds of one core, or of one device. */
     double compute_seconds;   /* forward and backward of the whole batch */
@@ -59,6 +62,12 @@ typedef struct plan_model {
     bool on_devices;
     char command[PLAN_COMMAND_MAX]; /* of the recorded run; "": none */
 } plan_model;
+
+/* Elements that a layer keeps of a token for its backward pass: inputs of norms (2) and of products after them (2), queries, keys and
+ * values (3), what attention gives (1); inside of its two inner products, before and after the function (8). The latter are a rank's
+ * part where ranks have layers together: queries, keys and values of one product are put together before attention. Of the logits when
+ * their backward pass begins: the logarithm of their softmax, which was kept, its gradient, and theirs. */
+enum { PLAN_LAYER_WHOLE = 8, PLAN_LAYER_INSIDE = 8, PLAN_LOGITS_KEPT = 3 };
 
 /* "12x768x12x50257", with "x1024" for the length of a sequence. False: the reason is in `message`. */
 bool plan_model_parse(const char *text, plan_model *out, char *message, size_t size);
@@ -85,7 +94,9 @@ typedef enum plan_term {
     PLAN_TERM_COUNT
 } plan_term;
 
-enum { PLAN_PLUGINS = CASTOR_PLUGIN_COUNT, PLAN_ZERO_STAGES = 2 };
+enum { PLAN_BOOSTER = CASTOR_PLUGIN_COUNT, PLAN_PLUGINS, PLAN_ZERO_STAGES = 2 };
+/* Gradients that wait in a rank for their turn in the node's sums (REDUCE_QUEUE_BYTES). */
+#define PLAN_QUEUE_BYTES (UINT64_C(32) << 20)
 
 typedef struct plan_plugin {
     const char *name;
@@ -100,7 +111,7 @@ typedef struct plan_choice {
     int plugin;
     uint32_t tp, pp, dp;
     uint32_t micro; /* micro-batches of a step: of a pipeline, else steps of the script (CASTOR_ACCUMULATE) */
-    int zero;       /* of hybrid: the stage of ZeRO */
+    int zero;       /* of those that divide models: the stage of ZeRO */
     bool bounded;   /* there is a budget; cost.budget_bytes */
     bool offload;   /* activations go to the host and come back */
 } plan_choice;
@@ -118,6 +129,8 @@ typedef struct plan_cost {
     plan_tier short_of; /* where it does not fit */
 } plan_cost;
 
+/* What a rank has at most while activations go and gradients come, of which so many bytes wait at a time. */
+uint64_t plan_backward_peak(uint64_t activations, uint64_t gradients, uint64_t waiting);
 /* Of a core, for a rank's addition of all its gradients to the node's sums. */
 double plan_sum_seconds(const plan_model *model, const plan_cluster *cluster);
 /* The ranks of a node that a choice uses. */

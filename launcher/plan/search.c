@@ -11,8 +11,9 @@ enum { ACCUMULATE_MOST = 64, PIPELINE_MOST = 16 };
 
 /* What is equal in all figures is taken in this order. */
 static const int preferred[PLAN_PLUGINS] = {
-    [CASTOR_PLUGIN_GEMINI] = 0, [CASTOR_PLUGIN_ZERO2] = 1, [CASTOR_PLUGIN_ZERO1] = 2, [CASTOR_PLUGIN_DDP] = 3,
-    [CASTOR_PLUGIN_FSDP] = 4,   [CASTOR_PLUGIN_NONE] = 5,  [CASTOR_PLUGIN_HYBRID] = 6};
+    [CASTOR_PLUGIN_GEMINI] = 0, [CASTOR_PLUGIN_ZERO2] = 1, [CASTOR_PLUGIN_ZERO1] = 2,
+    [CASTOR_PLUGIN_DDP] = 3,    [CASTOR_PLUGIN_FSDP] = 4,  [CASTOR_PLUGIN_NONE] = 5,
+    [CASTOR_PLUGIN_HYBRID] = 6, [PLAN_BOOSTER] = 7};
 
 static int group_of(const plan *p) {
     return !p->cost.fits ? 2 : !plan_plugins[p->choice.plugin].runs;
@@ -80,16 +81,18 @@ static void add_division(search *s, plan_choice choice) {
     if (counted && sequences == 0)
         return;
     uint32_t most = stages ? PIPELINE_MOST * choice.pp : counted ? ACCUMULATE_MOST : 1;
-    bool divides = plan_plugins[choice.plugin].divides;
-    int zero_most = divides && choice.dp > 1 ? PLAN_ZERO_STAGES : 0;
-    bool engine = plan_plugins[choice.plugin].engine && !divides, fits = false;
+    bool booster = choice.plugin == PLAN_BOOSTER, divides = plan_plugins[choice.plugin].divides, fits = false;
+    /* On one node of cores there is one of everything (CASTOR_ZERO_STAGE). */
+    bool shares = booster ? choice.dp > 1 : divides && s->cluster->devices;
+    int zero_most = shares ? PLAN_ZERO_STAGES : 0;
+    int ways = booster || !plan_plugins[choice.plugin].engine ? 1 : s->cluster->devices && !divides ? 4 : 2;
     for (choice.micro = 1; choice.micro <= most; choice.micro *= 2) {
         if (counted && sequences % choice.micro)
             break;
         if (choice.micro > 1 && choice.plugin == CASTOR_PLUGIN_NONE)
             break;
         for (choice.zero = 0; choice.zero <= zero_most; choice.zero++)
-            for (int way = 0; way < (engine ? s->cluster->devices ? 4 : 2 : 1); way++) {
+            for (int way = 0; way < ways; way++) {
                 choice.bounded = way & 1;
                 choice.offload = way & 2;
                 if (choice.bounded && fits) /* without a budget it does, and moves nothing */
@@ -121,10 +124,10 @@ static void add_plugins(search *s, uint32_t tp, uint32_t pp, uint32_t dp) {
     }
 }
 
-static void search_devices(search *s) {
-    uint32_t world = s->cluster->nodes * s->cluster->devices;
-    for (uint32_t tp = 1; tp <= s->cluster->devices; tp++) {
-        if (s->cluster->devices % tp)
+/* The ranks of a node have layers together; stages are anywhere. */
+static void add_divisions(search *s, uint32_t world, uint32_t of_node) {
+    for (uint32_t tp = 1; tp <= of_node; tp++) {
+        if (of_node % tp)
             continue;
         for (uint32_t pp = 1; pp <= world / tp; pp++)
             if (world / tp % pp == 0)
@@ -135,7 +138,7 @@ static void search_devices(search *s) {
 static void search_cores(search *s) {
     for (uint32_t ranks = 1; ranks <= 2 * s->cluster->cores; ranks *= 2)
         if ((uint64_t)ranks * s->cluster->nodes <= PLAN_RANKS_MAX)
-            add_plugins(s, 1, 1, ranks * s->cluster->nodes);
+            add_divisions(s, ranks * s->cluster->nodes, ranks);
 }
 
 /* ---- why a plan is not the first ---- */
@@ -156,7 +159,7 @@ static void write_reason(const plan *first, plan *p, const plan_cluster *cluster
         return;
     }
     if (!plan_plugins[p->choice.plugin].runs) {
-        snprintf(p->reason, sizeof p->reason, "%s is reckoned alone, without a command (docs/hybrid.md)",
+        snprintf(p->reason, sizeof p->reason, "a script asks for %s itself (docs/hybrid.md)",
                  plan_plugins[p->choice.plugin].name);
         return;
     }
@@ -184,7 +187,7 @@ bool plans_find(const plan_model *model, const plan_cluster *cluster, plans *out
     *out = (plans){0};
     search s = {model, cluster, out, false};
     if (cluster->devices)
-        search_devices(&s);
+        add_divisions(&s, cluster->nodes * cluster->devices, cluster->devices);
     else
         search_cores(&s);
     if (s.failed)

@@ -86,9 +86,9 @@ time.sleep(600)
                 for plan in plans:
                     self.assertEqual(list(plan["seconds"]), TERMS)
                     self.assertAlmostEqual(sum(plan["seconds"].values()), plan["step_seconds"], delta=1e-6 * plan["step_seconds"])
-                    self.assertEqual(plan["command"] is None, plan["plugin"] == "hybrid")
+                    self.assertEqual(plan["command"] is None, plan["plugin"] == "HybridParallelPlugin")
                     self.assertEqual(plan["tp"] * plan["pp"] * plan["dp"], plan["ranks_per_node"] * made["machine"]["nodes"])
-                ranks = [(not plan["fits"], plan["plugin"] == "hybrid", plan["step_seconds"]) for plan in plans]
+                ranks = [(not plan["fits"], plan["plugin"] == "HybridParallelPlugin", plan["step_seconds"]) for plan in plans]
                 self.assertTrue(all(a[:2] < b[:2] or a[2] <= b[2] * 1.0011 for a, b in zip(ranks, ranks[1:])), ranks)
 
     def test_castor_run_takes_every_command_that_is_printed(self):

@@ -287,6 +287,28 @@ class LiveTest(unittest.TestCase):
                                cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
         self.assertEqual(json.loads(again.stdout)["plans"], made["plans"])
 
+    def test_the_commands_of_plans_that_divide_a_model_run(self):
+        """As they are printed, and with the losses of one process."""
+        with open(os.path.join(self.folder, "train.py"), "w") as file:
+            file.write(f"import sys\nsys.path.insert(0, {os.path.join(ROOT, 'tests', 'scripts')!r})\nimport torch\nfrom model import GPT\ntorch.manual_seed(0)\n"
+                       "model = GPT(vocabulary=64, context=16, width=32, heads=4, layers=4)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+                       "for _ in range(3):\n    tokens = torch.randint(64, (4, 17))\n    loss = model(tokens[:, :-1], tokens[:, 1:])[1]\n"
+                       "    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n    print(f'{loss.item():.4f}')\n")
+        environment = dict(runner.environment(), PATH=os.pathsep.join((os.path.dirname(CASTOR), os.path.dirname(sys.executable), os.environ["PATH"])))
+
+        def out_of(*command):
+            done = subprocess.run(command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("computed whole", done.stderr)
+            return done.stdout
+
+        alone = out_of(sys.executable, "train.py")
+        made = json.loads(out_of(CASTOR, "plan", "--model", "4x32x4x64x16", "--batch", "64", "--cores", "2", "--threads", "1", "--format", "json"))
+        commands = {(plan["tp"], plan["pp"]): plan["command"] for plan in made["plans"] if plan["plugin"] == "hybrid" and plan["ranks_per_node"] == 2}
+        self.assertEqual(set(commands), {(2, 1), (1, 2)})
+        for command in commands.values():
+            self.assertEqual(out_of("sh", "-c", command), alone, command)
+
     def doctor(self, *python, status=0, **environment):
         done = subprocess.run(
             [CASTOR, "doctor", "--format", "json", "--", sys.executable, *python], env=dict(runner.environment(), **environment),

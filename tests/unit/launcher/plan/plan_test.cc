@@ -71,8 +71,8 @@ TEST(PlanModel, CountsTheParametersOfAGpt) {
     EXPECT_EQ(model.numel, 16u + 8 + 48 + 26 + 4);
     plan_cluster cluster = machine(1, 0);
     EXPECT_TRUE(plan_model_settle(&model, &cluster, 4));
-    /* Of a token 16 elements of the hidden size, and 2 of the vocabulary. */
-    EXPECT_EQ(model.activation_bytes, 4u * 4 * (16 * 2 + 2 * 8));
+    /* Of a token 16 elements of the hidden size, and 3 of the vocabulary. */
+    EXPECT_EQ(model.activation_bytes, 4u * 4 * (16 * 2 + 3 * 8));
     /* Three passes of 2 operations for each weight (12 x 4), 4 x 2 x 4 of attention, 2 x 2 x 8 of the head. */
     EXPECT_DOUBLE_EQ(model.compute_seconds * 1e9, 3.0 * 4 * (2 * 48 + 32 + 32));
     plan_model_free(&model);
@@ -165,7 +165,8 @@ TEST(PlanCost, ABudgetMovesWhatItHasNoRoomFor) {
     plan_model model = recorded(32 << 20); /* 512 MiB of model data, 64 MiB of activations */
     plan_cluster cluster = machine(1, 0);
     plan_choice made = choice(CASTOR_PLUGIN_GEMINI, 2);
-    EXPECT_EQ(cost_of(model, cluster, made).bytes[PLAN_TIER_HOST], (512 + 64 + 200) * MIB);
+    /* A quarter of 128 MiB of gradients may wait in each rank: when it does, three quarters of its 32 MiB of activations are left. */
+    EXPECT_EQ(cost_of(model, cluster, made).bytes[PLAN_TIER_HOST], (512 + 2 * (24 + 32) + 200) * MIB);
     EXPECT_EQ(cost_of(model, cluster, made).bytes[PLAN_TIER_DISK], 0u);
     cluster.host_bytes = (200 + 320) * MIB;
     made.bounded = true;
@@ -240,18 +241,82 @@ TEST(PlanCost, StagesOfAPipelineWait) {
     plan_model model = parsed("8x64x4x1x16");
     plan_cluster cluster = machine(1, 4);
     EXPECT_TRUE(plan_model_settle(&model, &cluster, 16 * 32));
-    plan_choice made = choice(CASTOR_PLUGIN_HYBRID, 1);
-    made.pp = 4;
-    made.micro = 4;
-    plan_cost cost = cost_of(model, cluster, made);
-    /* Even stages: M + S - 1 passes instead of M. */
-    EXPECT_NEAR(cost.seconds[PLAN_TERM_IDLE] / cost.seconds[PLAN_TERM_COMPUTE], 3.0 / 4, 0.01);
-    /* The first stage has all four micro-batches alive, of a quarter of the layers. */
-    EXPECT_EQ(cost.activation_bytes, (model.activation_bytes - model.logits_bytes) / 4);
-    made.micro = 16;
-    EXPECT_EQ(cost_of(model, cluster, made).activation_bytes,
-              (model.activation_bytes - model.logits_bytes) / 16);
+    uint64_t layers = model.activation_bytes - model.logits_bytes;
+    for (int plugin : {(int)CASTOR_PLUGIN_HYBRID, (int)PLAN_BOOSTER}) {
+        plan_choice made = choice(plugin, 1);
+        made.pp = 4;
+        made.micro = 4;
+        plan_cost cost = cost_of(model, cluster, made);
+        /* Even stages: M + S - 1 passes instead of M. */
+        EXPECT_NEAR(cost.seconds[PLAN_TERM_IDLE] / cost.seconds[PLAN_TERM_COMPUTE], 3.0 / 4, 0.01);
+        /* The first stage has all four micro-batches alive, of a quarter of the layers. */
+        EXPECT_NEAR((double)cost.activation_bytes, (double)layers / 4, (double)model.logits_bytes);
+        made.micro = 16;
+        /* All of them, before the first backward pass; under 1F1B at most as many as there are stages. */
+        EXPECT_NEAR((double)cost_of(model, cluster, made).activation_bytes,
+                    (double)layers / (plugin == PLAN_BOOSTER ? 16 : 4), (double)model.logits_bytes);
+        /* Of the model data a device has all, or its stage's layers and what is in none. */
+        double chain = 8 * 12 * 64 * 64, numel = (double)model.numel;
+        EXPECT_NEAR((double)cost.model_bytes,
+                    16 * (plugin == PLAN_BOOSTER ? chain / 4 + numel - chain : numel), 16);
+    }
     plan_model_free(&model);
+}
+
+/* docs/hybrid.md: ranks of a node have model data once, activations are a rank's own. */
+TEST(PlanCost, HybridDividesWorkAndActivations) {
+    plan_model model = parsed("8x64x4x512x16");
+    plan_cluster cluster = machine(1, 0);
+    cluster.threads = 1;
+    EXPECT_TRUE(plan_model_settle(&model, &cluster, 16 * 32));
+    uint64_t bytes = model.numel * 4, layers = model.activation_bytes - model.logits_bytes;
+    plan_cost plain = cost_of(model, cluster, choice(CASTOR_PLUGIN_GEMINI, 4));
+    plan_choice made = choice(CASTOR_PLUGIN_HYBRID, 1);
+    made.tp = 4;
+    plan_cost cost = cost_of(model, cluster, made);
+    EXPECT_EQ(cost.model_bytes, 4 * bytes);
+    /* Half of what a layer keeps is inside of its inner products, and divided; each of the four ranks has the rest, and all logits. */
+    uint64_t each = layers * 5 / 8 + model.logits_bytes;
+    EXPECT_EQ(cost.activation_bytes, 4 * (each > bytes ? each : bytes));
+    /* And computes attention for itself. */
+    EXPECT_NEAR(cost.seconds[PLAN_TERM_COMPUTE] / plain.seconds[PLAN_TERM_COMPUTE],
+                1 + 3 * model.attention_share, 1e-9);
+    EXPECT_GT(cost.seconds[PLAN_TERM_TENSOR], 0);
+    made = choice(CASTOR_PLUGIN_HYBRID, 2);
+    made.pp = 2;
+    made.micro = 8;
+    cost = cost_of(model, cluster, made);
+    EXPECT_EQ(cost.model_bytes, 4 * bytes);
+    /* Gradients of a half of the model, and of the embedding that two stages have, stay until the last micro-batch is through. */
+    /* Of each of eight micro-batches a third of the logits, and once the rest. */
+    each = (layers + model.logits_bytes * 10 / 24) / 4;
+    uint64_t gradients = (bytes + 4 * 512 * 64) / 2;
+    EXPECT_NEAR((double)cost.activation_bytes, 4.0 * (double)(each - each / 8 + gradients), 64);
+    cluster.nodes = 2; /* the product refuses it */
+    EXPECT_EQ(plan_cost_of(&model, &cluster, &made, &cost), CASTOR_ERR_ARGUMENT);
+    plan_model_free(&model);
+}
+
+TEST(PlanCost, HoldsWhatWaitsAndWhatMallocKeeps) {
+    plan_model model = recorded(32 << 20); /* 128 MiB of parameters */
+    model.activation_bytes = 256 * MIB;
+    plan_cluster cluster = machine(1, 0);
+    cluster.holes = 0.5;
+    /* Three times the parameters, and all activations, of whose and the gradients' blocks a half again lies in holes. */
+    EXPECT_EQ(cost_of(model, cluster, choice(CASTOR_PLUGIN_NONE, 1)).bytes[PLAN_TIER_HOST],
+              (384 + 256 + 192 + 100) * MIB);
+    /* Blocks on sums of gradients are no memory of their own. */
+    model.loan_bytes = 16 * MIB;
+    EXPECT_EQ(cost_of(model, cluster, choice(CASTOR_PLUGIN_GEMINI, 2)).activation_bytes, (256 - 16) * MIB);
+    /* A node that shares states with another one has none of them. */
+    EXPECT_EQ(cost_of(model, machine(2, 0), choice(CASTOR_PLUGIN_ZERO1, 2)).activation_bytes, 128 * MIB);
+    /* Sixteen ranks build a model each, which is more than they have later. */
+    model.activation_bytes = 0;
+    EXPECT_EQ(cost_of(model, cluster, choice(CASTOR_PLUGIN_GEMINI, 16)).bytes[PLAN_TIER_HOST],
+              16 * (128 + 100) * MIB);
+    snprintf(model.command, sizeof model.command, "torchrun --nproc-per-node 2 train.py");
+    EXPECT_EQ(cost_of(model, cluster, choice(CASTOR_PLUGIN_GEMINI, 16)).bytes[PLAN_TIER_HOST],
+              16 * (2 * 128 + 100) * MIB);
 }
 
 TEST(PlanCost, RefusesChoicesThatAreNone) {
@@ -283,24 +348,24 @@ void expect_in_order(const plan_model &model, const plan_cluster &cluster, const
         EXPECT_TRUE(!alike || p.cost.step_seconds * 1.0011 >= before.cost.step_seconds) << i;
         char command[4096];
         plan_command_line(&model, &cluster, &p, command, sizeof command);
-        EXPECT_EQ(command[0] == '\0', p.choice.plugin == CASTOR_PLUGIN_HYBRID);
+        EXPECT_EQ(command[0] == '\0', p.choice.plugin == PLAN_BOOSTER);
     }
 }
 
 TEST(PlanSearch, FindsPlansForTenThousandDevices) {
     plan_model model = parsed("96x12288x96x50257x2048");
     plan_cluster cluster = machine(1250, 8);
-    cluster.device_bytes = 80 * GIB;
+    cluster.device_bytes = 141 * GIB;
     cluster.host_bytes = 512 * GIB;
     EXPECT_TRUE(plan_model_settle(&model, &cluster, 2048ull * 10000));
     plans found;
     ASSERT_TRUE(plans_find(&model, &cluster, &found));
     EXPECT_GT(found.count, 30u);
     EXPECT_GT(found.tried, 300u);
-    /* A node keeps 650 GiB of parameters under each plugin that castor run takes. */
+    /* A node keeps 650 GiB of parameters under each plugin of a command line. */
     EXPECT_EQ(plans_best(&found), nullptr);
     EXPECT_TRUE(found.rows[0].cost.fits);
-    EXPECT_EQ(found.rows[0].choice.plugin, (int)CASTOR_PLUGIN_HYBRID);
+    EXPECT_EQ(found.rows[0].choice.plugin, (int)PLAN_BOOSTER);
     expect_in_order(model, cluster, found);
     plans_free(&found);
     plan_model_free(&model);
@@ -345,6 +410,14 @@ TEST(PlanOutput, AccumulationGoesIntoTheCommand) {
                  "castor run --plugin zero2 --set CASTOR_DEVICE_BUDGET=512M --set CASTOR_ACTIVATIONS=offload "
                  "--set CASTOR_ACCUMULATE=4 -- torchrun --nproc-per-node 2 train.py --size 3");
     model.command[0] = '\0';
+    p = {choice(CASTOR_PLUGIN_HYBRID, 1), {}, ""};
+    p.choice.tp = p.choice.pp = 2;
+    p.choice.micro = 8;
+    p.choice.zero = 1;
+    plan_command_line(&model, &cluster, &p, command, sizeof command);
+    EXPECT_STREQ(command,
+                 "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_MICROBATCHES=8 "
+                 "--set CASTOR_ZERO_STAGE=1 --nproc 4 -- python train.py");
     p = {choice(CASTOR_PLUGIN_NONE, 2), {}, ""}; /* --nproc needs a plugin */
     plan_command_line(&model, &cluster, &p, command, sizeof command);
     EXPECT_STREQ(command, "castor run --plugin none -- torchrun --nproc-per-node 2 train_ddp.py");
@@ -369,6 +442,8 @@ class PlanRecorded : public TraceTest {
         trace_record_write(TRACE_MEMORY, GAUGE_OPTIM_BYTES, begin, begin, 4 * MIB, 0, 0, 0);
         trace_record_write(TRACE_MEMORY, GAUGE_OTHER_BYTES, begin, begin, 40 * MIB, 0, 0, 0);
         trace_gauge_set(GAUGE_PSS_BYTES, 148 * MIB);
+        trace_gauge_set(GAUGE_BLOCKS_BYTES, 43 * MIB);
+        trace_gauge_set(GAUGE_BLOCKS_BESIDE_BYTES, 40 * MIB);
         for (uint64_t step = 0; step < 5; step++) {
             uint64_t now = begin + step * 1000000000ull;
             for (uint32_t tensor = 0; tensor < 2 && step == 0; tensor++)
@@ -393,7 +468,8 @@ TEST_F(PlanRecorded, ReadsShapesBytesAndTimes) {
     ASSERT_EQ(model.tensor_count, 2u);
     EXPECT_EQ(model.largest, 3 * MIB / 4);
     EXPECT_EQ(model.ranks, 2u);
-    EXPECT_EQ(model.activation_bytes, 80 * MIB); /* 48 MiB of each rank, of which 8 are the model's */
+    EXPECT_EQ(model.activation_bytes, 86 * MIB);
+    EXPECT_EQ(model.loan_bytes, 6 * MIB);
     EXPECT_EQ(model.process_bytes, 100 * MIB);
     EXPECT_DOUBLE_EQ(model.step_seconds, 1);
     /* Two ranks of two threads on four cores. The first step, which makes states, does not count. */
