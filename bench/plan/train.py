@@ -1,6 +1,7 @@
 """What bench/plan trains: one process, or the ranks of torchrun, which share each batch of the same number of rows."""
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -18,11 +19,22 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--model", required=True, help="as castor plan --model: layers, hidden size, heads, vocabulary, context")
 parser.add_argument("--rows", type=int, required=True, help="of all ranks together")
 parser.add_argument("--steps", type=int, required=True)
-parser.add_argument("--output", required=True, help="folder for the processor seconds of each rank's step")
+parser.add_argument("--output", required=True, help="folder for what each rank has used: processor seconds of a step, bytes")
 args = parser.parse_args()
+
+
+
+def status():
+    """What the kernel counts of this process's memory, in bytes."""
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return {key: int(lines[key].split()[0]) << 10 for key in ("VmHWM", "RssAnon", "RssFile")}
+
 
 layers, width, heads, vocabulary, context = map(int, args.model.split("x"))
 ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+import torch._dynamo  # optimizers do so
+before = status()
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = GPT(vocabulary=vocabulary, width=width, layers=layers, heads=heads, context=context)
@@ -43,7 +55,9 @@ for step in range(args.steps):
     used.append(time.process_time() - begin)
 
 with open(os.path.join(args.output, f"rank{rank}"), "w") as file:
-    file.write(f"{statistics.median(used[2:])}")
+    after = status()
+    # Of what is private to it. Files that are mapped stay so; what ranks share counts in the highest mark, too, and this is none of them.
+    json.dump({"seconds": statistics.median(used[2:]), "private_bytes": after["VmHWM"] - after["RssFile"] - before["RssAnon"]}, file)
 
 if ranks > 1:
     dist.destroy_process_group()

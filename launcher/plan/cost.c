@@ -54,6 +54,11 @@ static uint32_t world_of(const plan_choice *choice) {
     return choice->tp * choice->pp * choice->dp;
 }
 
+bool plan_is_split(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice) {
+    return world_of(choice) > 1 && cluster->nodes == 1 && plan_plugins[choice->plugin].engine &&
+           choice->plugin != PLAN_BOOSTER && plan_ranks_place(model->command) == NULL;
+}
+
 /* Stages of the product's `--plugin hybrid`: all forward passes, then all backward ones, and sums at their end. */
 static bool is_staged(const plan_choice *choice) {
     return choice->plugin == CASTOR_PLUGIN_HYBRID && choice->pp > 1;
@@ -171,7 +176,7 @@ typedef struct store_parts {
 /* What a node's store keeps, docs/nodes.md; and what a node has besides while a step runs. */
 static store_parts store_of(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice) {
     uint64_t n = cluster->nodes, bytes = model->numel * ELEMENT, ranks = plan_ranks_of_node(cluster, choice);
-    uint64_t sum_bytes = model->chunk_bytes ? model->chunk_bytes : 2 * demand_bytes;
+    uint64_t sum_bytes = model->largest ? model->largest * ELEMENT : 2 * demand_bytes;
     int shards = plan_plugins[choice->plugin].shards;
     store_parts parts = {shards >= 3 ? divided(bytes, n) : bytes, shards >= 2 ? divided(bytes, n) : bytes,
                          shards >= 1 ? 2 * divided(bytes, n) : 2 * bytes, 0};
@@ -247,17 +252,25 @@ static uint64_t reckon_node_budget(const plan_model *model, const plan_cluster *
     cost->seconds[PLAN_TERM_DISK] = paging.wait_seconds + (double)cost->sent[PLAN_WAY_DISK] /
                                                               (double)cost->chunk_bytes * cluster->paging /
                                                               parallel;
-    return at_most((uint64_t)(steady_ratio * (double)budget), all);
+    /* Of the last chunk that each rank could have a half has room, on average. */
+    return at_most(without((uint64_t)(steady_ratio * (double)budget), ranks * cost->chunk_bytes / 2), all);
+}
+
+/* Of one rank, in calls that each computes whole. */
+static uint64_t tried_activations(const plan_model *model, const plan_choice *choice) {
+    return choice->tried ? model->activation_bytes / (is_staged(choice) ? 1 : choice->micro) : 0;
 }
 
 /* Of a rank while it trains: activations, and gradients that the node's sums do not have yet. Stages give theirs at the end: they
  * have them from the first of their backward passes on. */
 static uint64_t rank_peak(const plan_model *model, const plan_choice *choice) {
     uint64_t bytes = model->numel * ELEMENT, activations = activations_of(model, choice, true);
+    uint64_t tried = tried_activations(model, choice);
     if (!is_staged(choice))
-        return plan_backward_peak(activations, bytes, PLAN_QUEUE_BYTES);
+        return plan_backward_peak(at_least(tried, activations), bytes, PLAN_QUEUE_BYTES);
     uint64_t gradients = (bytes + model->vocabulary * model->hidden * ELEMENT) / choice->pp;
-    return at_least(activations, activations - activations / choice->micro + gradients);
+    uint64_t late = activations - activations / choice->micro + gradients;
+    return at_least(at_least(late, activations), tried);
 }
 
 static void reckon_core_memory(const plan_model *model, const plan_cluster *cluster,
@@ -276,11 +289,10 @@ static void reckon_core_memory(const plan_model *model, const plan_cluster *clus
 }
 
 /* Before they share it, each rank of a node builds the whole model; DistributedDataParallel copies it, to send it to all. */
-static uint64_t start_bytes(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
-                            bool engine) {
+static uint64_t start_bytes(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice) {
     uint64_t bytes = model->numel * ELEMENT, ranks = plan_ranks_of_node(cluster, choice);
-    bool own_launcher = cluster->nodes > 1 || !engine || plan_ranks_place(model->command) != NULL;
-    return (bytes + (own_launcher && world_of(choice) > 1 ? at_most(bytes, broadcast_bytes) : 0)) * ranks;
+    bool copies = world_of(choice) > 1 && !plan_is_split(model, cluster, choice);
+    return (bytes + (copies ? at_most(bytes, broadcast_bytes) : 0)) * ranks;
 }
 
 /* `parallel`: cores of all nodes that compute at a time. */
@@ -321,7 +333,7 @@ static void reckon_on_cores(const plan_model *model, const plan_cluster *cluster
     uint64_t used = cost->model_bytes + cost->activation_bytes;
     if (choice->bounded && cluster->host_bytes)
         used = reckon_node_budget(model, cluster, choice, parallel, cost);
-    used = at_least(used, start_bytes(model, cluster, choice, engine));
+    used = at_least(used, start_bytes(model, cluster, choice));
     cost->bytes[PLAN_TIER_HOST] = used + cost->process_bytes;
 }
 
@@ -411,11 +423,12 @@ static void reckon_host(const plan_cluster *cluster, const plan_choice *choice, 
 }
 
 /* A sixteenth of the device is on its way at a time (CASTOR_ACTIVATIONS). */
-static void reckon_offload(const plan_cluster *cluster, const plan_choice *choice, plan_cost *cost) {
+static void reckon_offload(const plan_cluster *cluster, const plan_choice *choice, const device_parts *parts,
+                           plan_cost *cost) {
     uint64_t left = at_most(cost->activation_bytes, cluster->device_bytes / 16),
              away = cost->activation_bytes - left;
-    double one_way = (double)away * choice->micro, busy = one_way / cluster->link,
-           hidden = cost->seconds[PLAN_TERM_COMPUTE];
+    double one_way = (double)without(parts->activations, left) * choice->micro,
+           busy = one_way / cluster->link, hidden = cost->seconds[PLAN_TERM_COMPUTE];
     cost->bytes[PLAN_TIER_HOST] += away * plan_ranks_of_node(cluster, choice);
     cost->activation_bytes = left;
     cost->sent[PLAN_WAY_LINK] += (uint64_t)(2 * one_way);
@@ -428,7 +441,7 @@ static void reckon_on_devices(const plan_model *model, const plan_cluster *clust
     uint64_t kept = parts.param + parts.grad + parts.states;
     cost->process_bytes = (uint64_t)cluster->context;
     cost->model_bytes = kept + parts.buckets;
-    cost->activation_bytes = parts.activations;
+    cost->activation_bytes = at_least(tried_activations(model, choice), parts.activations);
     cost->bytes[PLAN_TIER_HOST] = model->process_bytes * plan_ranks_of_node(cluster, choice);
     cost->seconds[PLAN_TERM_COMPUTE] = work_of(model, choice) / world_of(choice);
     cost->seconds[PLAN_TERM_OPTIMIZER] = (double)parts.states / STATES * STEP_BYTES / cluster->device_stream;
@@ -437,7 +450,7 @@ static void reckon_on_devices(const plan_model *model, const plan_cluster *clust
     if (sharers_of(choice) > 1)
         reckon_sums(cluster, choice, &parts, cost);
     if (choice->offload)
-        reckon_offload(cluster, choice, cost);
+        reckon_offload(cluster, choice, &parts, cost);
     uint64_t used = cost->model_bytes;
     if (choice->bounded && cluster->device_bytes) {
         uint64_t others = cost->activation_bytes + cost->process_bytes + parts.buckets;

@@ -74,6 +74,8 @@ void plan_command_line(const plan_model *model, const plan_cluster *cluster, con
         add(&l, "--set CASTOR_ACCUMULATE=%u ", choice->micro);
     if (choice->zero)
         add(&l, "--set CASTOR_ZERO_STAGE=%d ", choice->zero);
+    if (!choice->tried && plan_is_split(model, cluster, choice))
+        add(&l, "--set CASTOR_AUDIT=0 ");
     add_command(&l, model, cluster, choice->plugin, plan_ranks_of_node(cluster, choice));
 }
 
@@ -257,6 +259,7 @@ static void json_plan(json_writer *json, const plan_model *model, const plan_clu
     json_unsigned(json, "zero_stage",
                   (uint64_t)(plan_plugins[choice->plugin].divides ? choice->zero
                                                                   : plan_plugins[choice->plugin].shards));
+    json_bool(json, "tried", choice->tried);
     json_string(json, "activations", choice->offload ? "offload" : "keep");
     json_unsigned_or_null(json, "budget_bytes", cost->budget_bytes);
     json_unsigned_or_null(json, "chunk_bytes", cost->chunk_bytes);

@@ -114,6 +114,7 @@ typedef struct plan_choice {
     int zero;       /* of those that divide models: the stage of ZeRO */
     bool bounded;   /* there is a budget; cost.budget_bytes */
     bool offload;   /* activations go to the host and come back */
+    bool tried; /* by CASTOR_AUDIT: every rank computes the first calls of a script of one process whole */
 } plan_choice;
 
 typedef struct plan_cost {
@@ -135,6 +136,8 @@ uint64_t plan_backward_peak(uint64_t activations, uint64_t gradients, uint64_t w
 double plan_sum_seconds(const plan_model *model, const plan_cluster *cluster);
 /* The ranks of a node that a choice uses. */
 uint32_t plan_ranks_of_node(const plan_cluster *cluster, const plan_choice *choice);
+/* Castor makes the ranks, of a script of one process. */
+bool plan_is_split(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice);
 /* CASTOR_ERR_ARGUMENT: the choice is none for this model and cluster. */
 castor_status plan_cost_of(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
                            plan_cost *out);

@@ -73,19 +73,18 @@ static uint64_t sequences_of(const search *s, uint32_t dp) {
     return all / dp;
 }
 
-static void add_division(search *s, plan_choice choice) {
-    plan best;
-    bool found = false;
+/* All micro-batches, stages of ZeRO, budgets and activations of a division. */
+static void try_division(search *s, plan_choice choice, plan *best, bool *found) {
     uint64_t sequences = sequences_of(s, choice.dp);
-    bool counted = s->model->context && s->model->tokens, stages = choice.pp > 1;
-    if (counted && sequences == 0)
-        return;
+    bool counted = s->model->context && s->model->tokens, stages = choice.pp > 1, fits = false;
     uint32_t most = stages ? PIPELINE_MOST * choice.pp : counted ? ACCUMULATE_MOST : 1;
-    bool booster = choice.plugin == PLAN_BOOSTER, divides = plan_plugins[choice.plugin].divides, fits = false;
+    bool booster = choice.plugin == PLAN_BOOSTER, divides = plan_plugins[choice.plugin].divides;
     /* On one node of cores there is one of everything (CASTOR_ZERO_STAGE). */
     bool shares = booster ? choice.dp > 1 : divides && s->cluster->devices;
     int zero_most = shares ? PLAN_ZERO_STAGES : 0;
     int ways = booster || !plan_plugins[choice.plugin].engine ? 1 : s->cluster->devices && !divides ? 4 : 2;
+    if (counted && sequences == 0)
+        return;
     for (choice.micro = 1; choice.micro <= most; choice.micro *= 2) {
         if (counted && sequences % choice.micro)
             break;
@@ -97,8 +96,19 @@ static void add_division(search *s, plan_choice choice) {
                 choice.offload = way & 2;
                 if (choice.bounded && fits) /* without a budget it does, and moves nothing */
                     continue;
-                fits = try_choice(s, &choice, &best, &found);
+                fits = try_choice(s, &choice, best, found);
             }
+    }
+}
+
+static void add_division(search *s, plan_choice choice) {
+    plan best;
+    bool found = false;
+    choice.tried = plan_is_split(s->model, s->cluster, &choice);
+    try_division(s, choice, &best, &found);
+    if (choice.tried && found && !best.cost.fits) {
+        choice.tried = false;
+        try_division(s, choice, &best, &found);
     }
     if (!found)
         return;

@@ -108,7 +108,7 @@ time.sleep(600)
     def test_text_names_the_best_and_its_command(self):
         out = self.plan(*GPT2, "--devices", "8", "--memory", "40G")
         self.assertIn("124,439,808 parameters", out)
-        self.assertRegex(out, r"best     castor run --plugin \w+ --nproc 8 -- python train.py")
+        self.assertRegex(out, r"best     castor run --plugin \w+ (--set \S+ )*(--nproc 8 -- python train.py|-- torchrun --nproc-per-node 8 train_ddp.py)")
         self.assertIn("why not", out)
         out = self.plan(*GPT2, "--devices", "8", "--memory", "2G", "--host", "1G", status=1)
         self.assertIn("nothing that castor runs fits", out)

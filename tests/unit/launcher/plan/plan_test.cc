@@ -173,7 +173,8 @@ TEST(PlanCost, ABudgetMovesWhatItHasNoRoomFor) {
     plan_cost cost = cost_of(model, cluster, made);
     EXPECT_EQ(cost.budget_bytes, 320 * MIB);
     EXPECT_TRUE(cost.fits);
-    EXPECT_EQ(cost.bytes[PLAN_TIER_HOST], (200 + 288) * MIB); /* 0.9 of the budget is used */
+    EXPECT_EQ(cost.bytes[PLAN_TIER_HOST],
+              (200 + 288 - 5) * MIB); /* 0.9 of the budget, less a half of each chunk of 5 */
     /* 288 - 64 = 224 of 512 stay. The rest comes at least once; three uses of it, each with a way back, are the most. */
     EXPECT_GE(cost.sent[PLAN_WAY_DISK], 288 * MIB);
     EXPECT_LE(cost.sent[PLAN_WAY_DISK], 6 * 512 * MIB);
@@ -297,6 +298,26 @@ TEST(PlanCost, HybridDividesWorkAndActivations) {
     plan_model_free(&model);
 }
 
+/* docs/single-process.md: tried calls are computed whole, by every rank. */
+TEST(PlanCost, TriedCallsAreWholeOnEveryRank) {
+    plan_model model = recorded(1 << 20);
+    plan_choice made = choice(CASTOR_PLUGIN_GEMINI, 4);
+    made.tried = true;
+    EXPECT_EQ(cost_of(model, machine(1, 0), made).activation_bytes, 4 * 64 * MIB);
+    EXPECT_EQ(cost_of(model, machine(1, 4), made).activation_bytes, 64 * MIB);
+    plan_cluster cluster = machine(1, 0);
+    cluster.threads = 1;
+    cluster.host_bytes = (16 + 4 * 64 + 4 * 100) * MIB;
+    for (bool fits : {true, false}) {
+        plans found;
+        cluster.host_bytes -= fits ? 0 : 172 * MIB; /* no budget helps: 100 MiB are left for 256 */
+        ASSERT_TRUE(plans_find(&model, &cluster, &found));
+        EXPECT_EQ(plans_best(&found)->choice.dp, 4u);
+        EXPECT_EQ(plans_best(&found)->choice.tried, fits);
+        plans_free(&found);
+    }
+}
+
 TEST(PlanCost, HoldsWhatWaitsAndWhatMallocKeeps) {
     plan_model model = recorded(32 << 20); /* 128 MiB of parameters */
     model.activation_bytes = 256 * MIB;
@@ -414,6 +435,7 @@ TEST(PlanOutput, AccumulationGoesIntoTheCommand) {
     p.choice.tp = p.choice.pp = 2;
     p.choice.micro = 8;
     p.choice.zero = 1;
+    p.choice.tried = true;
     plan_command_line(&model, &cluster, &p, command, sizeof command);
     EXPECT_STREQ(command,
                  "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_MICROBATCHES=8 "
@@ -421,9 +443,9 @@ TEST(PlanOutput, AccumulationGoesIntoTheCommand) {
     p = {choice(CASTOR_PLUGIN_NONE, 2), {}, ""}; /* --nproc needs a plugin */
     plan_command_line(&model, &cluster, &p, command, sizeof command);
     EXPECT_STREQ(command, "castor run --plugin none -- torchrun --nproc-per-node 2 train_ddp.py");
-    p = {choice(CASTOR_PLUGIN_GEMINI, 2), {}, ""};
+    p = {choice(CASTOR_PLUGIN_GEMINI, 2), {}, ""}; /* nothing is tried */
     plan_command_line(&model, &cluster, &p, command, sizeof command);
-    EXPECT_STREQ(command, "castor run --plugin gemini --nproc 2 -- python train.py");
+    EXPECT_STREQ(command, "castor run --plugin gemini --set CASTOR_AUDIT=0 --nproc 2 -- python train.py");
 }
 
 class PlanRecorded : public TraceTest {
