@@ -51,7 +51,7 @@ class Way(typing.NamedTuple):
 
 
 RECORDED = Way("gemini", 2)
-WAYS = [RECORDED, Way("gemini", 4), Way("zero2", 2), Way("none", 1), Way("none", 2), Way("gemini", 2, share=0.75), Way("zero1", 2, nodes=2),
+WAYS = [RECORDED, Way("gemini", 4), Way("zero2", 2), Way("none", 1), Way("none", 2), Way("gemini", 2, share=0.65), Way("zero1", 2, nodes=2),
         Way("gemini", 2, nodes=2), Way("hybrid", 2, tp=2), Way("hybrid", 2, pp=2)]
 STEADY_RATIO = 0.9  # of a budget, that is used (CASTOR_STEADY_CAP_RATIO)
 MEMORY, STEP, CHOICE = 0.05, 0.15, 0.05  # allowed differences

@@ -23,7 +23,7 @@ enum {
     CHUNKS_OF_BUDGET = 64, /* docs/budget.md */
     UNKNOWN_LAYERS = 16,   /* of a recorded step, whose parts are taken to be equal */
 };
-static const uint64_t bucket_bytes = 25 << 20, broadcast_bytes = 2 * (250 << 20), demand_bytes = 32 << 20,
+static const uint64_t bucket_bytes = 25 << 20, broadcast_bytes = UINT64_C(500) << 20, demand_bytes = 32 << 20,
                       least_chunk_bytes = 2 << 20;
 static const double slot_passes =
     1.93; /* parameters on the host come to the device nearly twice in a step (docs/device-ranks.md) */
@@ -273,6 +273,20 @@ static uint64_t rank_peak(const plan_model *model, const plan_choice *choice) {
     return at_least(at_least(late, activations), tried);
 }
 
+/* Of a node's `beside` bytes, what lies on idle sums. By arithmetic: a block of so many tokens' rows has room in the sum of a weight
+ * that is as large, of those that its rank owns. */
+static uint64_t loans_of(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice,
+                         uint64_t beside) {
+    /* Sums that several nodes make, or that go to disk, lend nothing (window_lease_begin). */
+    if (cluster->nodes > 1 || choice->bounded)
+        return 0;
+    if (model->recorded)
+        return model->loan_bytes;
+    uint64_t calls = choice->tried && is_staged(choice) ? 1 : choice->micro;
+    uint64_t tokens = model->tokens / calls / (choice->tried ? 1 : choice->dp);
+    return tokens <= model->hidden ? at_most(model->numel * ELEMENT, beside) : 0;
+}
+
 static void reckon_core_memory(const plan_model *model, const plan_cluster *cluster,
                                const plan_choice *choice, bool engine, plan_cost *cost) {
     if (!engine) {
@@ -282,9 +296,7 @@ static void reckon_core_memory(const plan_model *model, const plan_cluster *clus
     store_parts parts = store_of(model, cluster, choice);
     uint64_t ranks = plan_ranks_of_node(cluster, choice), beside = rank_peak(model, choice) * ranks;
     cost->model_bytes = parts.param + parts.grad + parts.states;
-    /* Sums that several nodes make, or that go to disk, have no room for blocks (window_lease_begin). */
-    bool lends = cluster->nodes == 1 && !choice->bounded;
-    cost->activation_bytes = without(beside, lends ? model->loan_bytes : 0) + parts.transient;
+    cost->activation_bytes = without(beside, loans_of(model, cluster, choice, beside)) + parts.transient;
     cost->chunk_bytes = model->chunk_bytes;
 }
 
