@@ -69,7 +69,8 @@ static double stage_layers(const plan_model *model, const plan_choice *choice) {
     return model->layers ? (double)divided(model->layers, choice->pp) / (double)model->layers : 1;
 }
 
-uint64_t plan_backward_peak(uint64_t activations, uint64_t gradients, uint64_t waiting) {
+/* What a rank has at most while activations go and gradients come, of which so many bytes wait at a time. */
+static uint64_t backward_peak(uint64_t activations, uint64_t gradients, uint64_t waiting) {
     double made = gradients > waiting ? (double)waiting / (double)gradients : 1;
     return at_least(activations, (uint64_t)((1 - made) * (double)activations + made * (double)gradients));
 }
@@ -194,7 +195,7 @@ static void reckon_plain_bytes(const plan_model *model, const plan_cluster *clus
     uint64_t activations = model->activation_bytes / choice->micro / world_of(choice);
     uint64_t holes = (uint64_t)(cluster->holes * (double)(activations + bytes));
     cost->model_bytes = (world_of(choice) > 1 ? 5 : 4) * bytes * ranks;
-    cost->activation_bytes = (plan_backward_peak(activations, bytes, bytes) - bytes + holes) * ranks;
+    cost->activation_bytes = (backward_peak(activations, bytes, bytes) - bytes + holes) * ranks;
 }
 
 /* `parallel`: cores of a node that compute at a time; they carry what is sent, too. */
@@ -267,7 +268,7 @@ static uint64_t rank_peak(const plan_model *model, const plan_choice *choice) {
     uint64_t bytes = model->numel * ELEMENT, activations = activations_of(model, choice, true);
     uint64_t tried = tried_activations(model, choice);
     if (!is_staged(choice))
-        return plan_backward_peak(at_least(tried, activations), bytes, PLAN_QUEUE_BYTES);
+        return backward_peak(at_least(tried, activations), bytes, PLAN_QUEUE_BYTES);
     uint64_t gradients = (bytes + model->vocabulary * model->hidden * ELEMENT) / choice->pp;
     uint64_t late = activations - activations / choice->micro + gradients;
     return at_least(at_least(late, activations), tried);

@@ -231,7 +231,7 @@ typedef struct memory {
 } memory;
 
 /* Blocks are activations, and gradients that wait for their turns; the larger part of those is the smaller one of these
- * (plan_backward_peak). */
+ * (backward_peak in cost.c). */
 static uint64_t activations_of(uint64_t blocks, uint64_t gradients) {
     if (blocks >= gradients || gradients <= PLAN_QUEUE_BYTES)
         return blocks;

@@ -130,8 +130,6 @@ typedef struct plan_cost {
     plan_tier short_of; /* where it does not fit */
 } plan_cost;
 
-/* What a rank has at most while activations go and gradients come, of which so many bytes wait at a time. */
-uint64_t plan_backward_peak(uint64_t activations, uint64_t gradients, uint64_t waiting);
 /* Of a core, for a rank's addition of all its gradients to the node's sums. */
 double plan_sum_seconds(const plan_model *model, const plan_cluster *cluster);
 /* The ranks of a node that a choice uses. */
