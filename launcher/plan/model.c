@@ -228,10 +228,11 @@ static void take_times(const plan_cluster *cluster, uint64_t cores, uint64_t ran
 typedef struct memory {
     uint64_t held, pss;      /* tensors; all of their memory */
     uint64_t blocks, beside; /* while they trained, without model data; of these, in memory of their own */
+    bool tried;              /* each rank had computed some calls whole */
 } memory;
 
-/* Blocks are activations, and gradients that wait for their turns; the larger part of those is the smaller one of these
- * (backward_peak in cost.c). */
+/* The activations of a rank whose blocks were that many at the peak: then they were gradients that waited for their turns, and what was
+ * left of the activations (backward_peak in cost.c). */
 static uint64_t activations_of(uint64_t blocks, uint64_t gradients) {
     if (blocks >= gradients || gradients <= PLAN_QUEUE_BYTES)
         return blocks;
@@ -245,7 +246,8 @@ static void take_memory(bool shared, uint64_t ranks, memory found, plan_model *m
     uint64_t beside = m->numel * ELEMENT * (shared ? 4 : 3 * ranks);
     m->activation_bytes = found.held > beside ? found.held - beside : 0;
     if (shared && found.blocks > 0) {
-        m->activation_bytes = activations_of(found.blocks / ranks, m->numel * ELEMENT) * ranks;
+        m->activation_bytes =
+            activations_of(found.blocks / ranks, m->numel * ELEMENT) * (found.tried ? 1 : ranks);
         m->loan_bytes = found.blocks - found.beside;
         found.held = beside + found.beside;
     }
@@ -265,6 +267,7 @@ static bool take_run(const report *run, const char *directory, const plan_cluste
         peaks.pss += report_gauge(rank->process, GAUGE_PSS_BYTES).max;
         peaks.blocks += report_gauge(rank->process, GAUGE_BLOCKS_BYTES).max;
         peaks.beside += report_gauge(rank->process, GAUGE_BLOCKS_BESIDE_BYTES).max;
+        peaks.tried |= rank->calls_whole > 0;
         m->on_devices |= report_gauge(rank->process, GAUGE_DEVICE_PARAM_BYTES).max > 0;
         param += report_gauge(rank->process, GAUGE_PARAM_BYTES).max;
         steps = rank->steps < steps ? rank->steps : steps;

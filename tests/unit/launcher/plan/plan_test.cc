@@ -460,13 +460,14 @@ TEST(PlanOutput, AccumulationGoesIntoTheCommand) {
 class PlanRecorded : public TraceTest {
   protected:
     /* A rank of two that has 1 Mi parameters with the other one, 40 MiB of other data, and steps each second. */
-    void record(int rank, bool budget) const {
+    void record(int rank, bool budget, bool tried) const {
         trace_start(directory.c_str(), 64 * MIB, rank);
         trace_plugin_set("gemini");
         trace_gauge_set(GAUGE_MODEL_NUMEL, 1 << 20);
         trace_gauge_set(GAUGE_STORE_PARAM_BYTES, 4 * MIB);
         trace_gauge_set(GAUGE_PARAM_BYTES, 2 * MIB);
         trace_gauge_set(GAUGE_CHUNK_MOVES, budget ? 3 : 0);
+        trace_gauge_set(GAUGE_CALLS_WHOLE, tried ? 2 : 0);
         uint64_t begin = trace_now_ns();
         for (trace_gauge gauge : {GAUGE_PARAM_BYTES, GAUGE_GRAD_BYTES})
             trace_record_write(TRACE_MEMORY, gauge, begin, begin, 2 * MIB, 0, 0, 0);
@@ -484,9 +485,9 @@ class PlanRecorded : public TraceTest {
         }
         trace_flush();
     }
-    bool read(plan_model *model, bool budget = false) {
+    bool read(plan_model *model, bool budget = false, bool tried = false) {
         for (int rank : {0, 1})
-            run_child([&] { record(rank, budget); });
+            run_child([&] { record(rank, budget, tried); });
         plan_cluster cluster = machine(1, 0);
         return plan_model_read(directory.c_str(), &cluster, model);
     }
@@ -506,6 +507,13 @@ TEST_F(PlanRecorded, ReadsShapesBytesAndTimes) {
     /* Two ranks of two threads on four cores. The first step, which makes states, does not count. */
     EXPECT_DOUBLE_EQ(model.optimizer_seconds, 1);
     EXPECT_NEAR(model.compute_seconds, 3, 0.003); /* less the sums' */
+    plan_model_free(&model);
+}
+
+TEST_F(PlanRecorded, KnowsThatEachRankHadAllInATriedCall) {
+    plan_model model = {};
+    ASSERT_TRUE(read(&model, false, true));
+    EXPECT_EQ(model.activation_bytes, 43 * MIB);
     plan_model_free(&model);
 }
 
