@@ -49,6 +49,7 @@ SHORT = {
     "frozen_ddp.py": ("thawed_with_a_new_wrapper", "unused_on_some_ranks"),
     "checkpoint_ddp.py": ("saved_by_rank_0",),
     "divided.py": ("gpt_adamw_clipped: PP=2", "encoder: PP=2"),
+    "divided_ddp.py": ("gpt_adamw_clipped: PP=2",),
 }
 
 

@@ -49,4 +49,5 @@ def rows_of(cases, whole):
     return {f"{case}: {layout}": row_of(case, layout, ranks, whole) for case in cases for layout, ranks in LAYOUTS.items()}
 
 
-TABLE = {"divided.py": rows_of(CASES, WHOLE), "divided_ddp.py": rows_of(OF_RANKS, WHOLE_OF_RANKS)}
+ALONE = like(sgd, plugin="hybrid", only_ranks=(2,), one_rank=True, options=("CASTOR_TP=2",), refused="divide a model over ranks, and this is one process")
+TABLE = {"divided.py": {**rows_of(CASES, WHOLE), "gpt_adamw_clipped: one process": ALONE}, "divided_ddp.py": rows_of(OF_RANKS, WHOLE_OF_RANKS)}

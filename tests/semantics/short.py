@@ -47,8 +47,11 @@ STAND_INS = {
 }
 
 
-# Of divided.py, with two ranks, and in both ways with four: the others are of the same kinds.
-DIVIDED = ("gpt_adamw_clipped", "evaluated", "dropout_within_blocks", "recomputed", "remembers_each_block", "hf_gpt2", "wide_blocks")
+# Of divided.py and divided_ddp.py, with two ranks, and the first in both ways with four: the others are of the same kinds.
+DIVIDED = {
+    "divided.py": ("gpt_adamw_clipped", "evaluated", "dropout_within_blocks", "recomputed", "remembers_each_block", "hf_gpt2", "wide_blocks"),
+    "divided_ddp.py": ("gpt_adamw_clipped", "dropout_within_blocks", "recomputed", "accumulated", "evaluated_by_rank_0", "counts_its_calls", "two_models"),
+}
 BOTH_WAYS = "TP=2 PP=2"
 
 
@@ -56,7 +59,7 @@ def stays(plugin, ranks, row, place, first):
     """`place`: among the rows of the script with this plugin and number of ranks. `first`: of each sort of each script the run, a title
     or what rows share a process by, that came first."""
     if row.expect.plugin:
-        return plugin == "gemini" and row.case in DIVIDED and (ranks == 2 or row.title.endswith(BOTH_WAYS))
+        return plugin == "gemini" and row.case in DIVIDED[row.script] and (ranks == 2 or row.script == "divided.py" and row.title.endswith(BOTH_WAYS))
     if plugin != "gemini":
         return ranks <= 2 and row.script in OTHERS[plugin] and not row.sort and place < CASES_OF_OTHERS
     if ranks > 2:

@@ -25,6 +25,9 @@ from ..process import events
 from . import backward_trial, boundary, contents, divided_layers, layout, rows, stages, streams, trial
 
 
+OFTEN = 16  # calls
+
+
 class Members:
     """The members of this rank's model, in a process group of the script's."""
 
@@ -135,13 +138,14 @@ class Members:
         return stock(ddp, *args, **kwargs)
 
     def _values_of(self, module):
-        """A number that tells the values of its parameters. Where these may lie on the host, and others than this rank's layers are read over the link, it is
-        looked at in the first calls, and in ever fewer."""
-        on_device = torch.cuda.is_initialized()
-        if on_device and core.options.device_budget != -1 and self._calls > 16 and self._calls & self._calls - 1:
-            return None
+        """Numbers that tell the values of its parameters. Where these may lie on the host, and others than this rank's layers are read over the link, one looks
+        in the first calls, and in ever fewer."""
         some = list(module.parameters())
-        return torch.stack([_sum_of_bits(p).cpu() for p in (pages.readable(some) if on_device else some)]).numpy().tobytes()
+        if some[0].is_cuda:
+            if core.options.device_budget != -1 and self._calls > OFTEN and self._calls & self._calls - 1:
+                return None
+            some = pages.readable(some)
+        return torch.stack([_sum_of_bits(p).to(some[0].device) for p in some]).tolist()
 
     def _prepare(self, module, modules):
         """Whether its layers are divided."""
