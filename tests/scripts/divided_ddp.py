@@ -130,6 +130,21 @@ def evaluated_by_rank_0(log):
         log.step(loss, model, optimizer)
 
 
+@record.case
+def one_rank_calls_alone(log):
+    """With a graph, which it does not go back through."""
+    model = with_batches_of_this_rank(gpt())
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = of_tokens(model, step)
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0:
+            log.note("another", of_tokens(model, 500 + step).detach())
+        log.step(loss, model, optimizer)
+
+
 class TwoHeads(nn.Module):
     def __init__(self):
         super().__init__()

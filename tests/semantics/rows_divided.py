@@ -13,7 +13,7 @@ CASES = (
     "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
     "encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit wide_blocks"
 ).split()
-OPTIONS = {"wide_blocks": ("CASTOR_AUDIT=1",)}  # so its second step is divided
+OPTIONS = {"wide_blocks": ("CASTOR_AUDIT=1",), "one_rank_calls_alone": ("CASTOR_TIMEOUT=5",)}  # so the second step of wide blocks is divided
 # What a line says where a model is computed whole.
 WHOLE = {
     "batch_norms": {"": r"computed whole on every rank.*\(Perceptrons: has a batch norm"},
@@ -26,7 +26,7 @@ WHOLE = {
 
 OF_RANKS = (
     "gpt_adamw_clipped loss_outside batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed encoder frozen_first_blocks "
-    "remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 results_one_after_another parameters_in_the_loss "
+    "remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 one_rank_calls_alone results_one_after_another parameters_in_the_loss "
     "some_results_unused counts_its_calls gradients_of_arguments hooks_of_the_script late_change two_models vocabulary_of_embeddings"
 ).split()
 WHOLE_OF_RANKS = {
@@ -35,7 +35,10 @@ WHOLE_OF_RANKS = {
     "gradients_of_arguments": {"": r"computed whole on every rank.*\(Perceptrons: gets an argument that requires a gradient"},
     "hooks_of_the_script": {"": r"computed whole on every rank.*\(Perceptrons: a hook of the script looks into blocks.1"},
 }
-REFUSED = {"results_one_after_another": {"PP": r"goes once more through the results of a model whose gradients were summed"}}
+REFUSED = {
+    "results_one_after_another": {"PP": r"goes once more through the results of a model whose gradients were summed"},
+    "one_rank_calls_alone": {"": r"make each call together whose gradients are summed, and not all of them came"},
+}
 
 
 def row_of(case, layout, ranks, whole):

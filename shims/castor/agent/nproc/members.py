@@ -53,7 +53,11 @@ class Members:
 
     def _gathered(self, own):
         every = [torch.empty_like(own) for _ in range(self.layout.copies)]
-        self.layout.group("members", "cpu").allgather([every], [own]).wait()
+        try:
+            self.layout.group("members", "cpu").allgather([every], [own]).wait()
+        except RuntimeError as error:
+            raise core.GroupError("castor: ranks that have a model together make each call together whose gradients are summed, and not all of them came: where one "
+                                  f"evaluates alone, do it in torch.no_grad(), or run this script without CASTOR_TP and CASTOR_PP ({error})") from None
         return every
 
     def _sent(self, of, tensors):
