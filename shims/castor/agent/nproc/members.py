@@ -56,8 +56,8 @@ class Members:
         try:
             self.layout.group("members", "cpu").allgather([every], [own]).wait()
         except RuntimeError as error:
-            raise core.GroupError("castor: ranks that have a model together make each call together whose gradients are summed, and not all of them came: where one "
-                                  f"evaluates alone, do it in torch.no_grad(), or run this script without CASTOR_TP and CASTOR_PP ({error})") from None
+            raise core.GroupError("castor: ranks that have a model together make each call together whose gradients are summed, and not all of them came: evaluate "
+                                  f"alone in torch.no_grad(), or leave CASTOR_TP and CASTOR_PP out ({str(error).rpartition('] ')[2]})") from None
         return every
 
     def _sent(self, of, tensors):
