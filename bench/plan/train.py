@@ -23,7 +23,6 @@ parser.add_argument("--output", required=True, help="folder for what each rank h
 args = parser.parse_args()
 
 
-
 def status():
     """What the kernel counts of this process's memory, in bytes."""
     with open("/proc/self/status") as file:

@@ -33,7 +33,7 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def train(log, model, loss_of, make=sgd, steps=STEPS, clip=None):
+def train(log, model, loss_of, make=sgd, steps=STEPS, clip=None, stepped=lambda model, step: None):
     model = wrapped(model)
     optimizer = make(model.parameters())
     for step in range(steps):
@@ -43,6 +43,7 @@ def train(log, model, loss_of, make=sgd, steps=STEPS, clip=None):
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
+        stepped(model, step)
         log.step(loss, model, optimizer)
 
 
@@ -75,19 +76,14 @@ def loss_outside(log):
 
 @record.case
 def evaluated(log):
-    model = gpt()
-    optimizer = sgd(model.parameters())
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = of_tokens(model, step)
-        loss.backward()
-        optimizer.step()
+    def stepped(model, step):
         model.eval()
         with torch.no_grad():
             logits = model(tokens(500 + step, 2))[0]
         model.train()
         log.note("logits", logits)
-        log.step(loss, model, optimizer)
+
+    train(log, gpt(), of_tokens, stepped=stepped)
 
 
 @record.case

@@ -114,35 +114,25 @@ def accumulated(log):
 
 @record.case
 def evaluated_by_rank_0(log):
-    model = with_batches_of_this_rank(gpt())
-    optimizer = sgd(model.parameters())
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = of_tokens(model, step)
-        loss.backward()
-        optimizer.step()
+    def stepped(model, step):
         if dist.get_rank() == 0:
             model.eval()
             with torch.no_grad():
                 log.note("logits", model.module(tokens(500 + step, 2))[0])
                 log.note("wrapped", model(tokens(600 + step, 2))[0])
             model.train()
-        log.step(loss, model, optimizer)
+
+    train(log, gpt(), of_tokens, stepped=stepped)
 
 
 @record.case
 def one_rank_calls_alone(log):
     """With a graph, which it does not go back through."""
-    model = with_batches_of_this_rank(gpt())
-    optimizer = sgd(model.parameters())
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = of_tokens(model, step)
-        loss.backward()
-        optimizer.step()
+    def stepped(model, step):
         if dist.get_rank() == 0:
             log.note("another", of_tokens(model, 500 + step).detach())
-        log.step(loss, model, optimizer)
+
+    train(log, gpt(), of_tokens, stepped=stepped)
 
 
 class TwoHeads(nn.Module):

@@ -130,7 +130,7 @@ class Boundary:
 
     def _computed(self, stock, module, division, args, kwargs, within=contextlib.nullcontext):
         division.module = weakref.ref(module)
-        with self._within(division), self.job.layers.within(module), within():
+        with self._within(division), within():
             division.local_batch.look_at((args, kwargs))
             return stock(module, *args, **kwargs)
 
@@ -286,28 +286,18 @@ class Boundary:
 
     @contextlib.contextmanager
     def _within(self, division):
-        """What runs here computes the rows of a division."""
+        """What runs here computes the rows of a division, of whose module it has layers."""
         weight, self.job.weight, self.division = self.job.weight, division.size / division.count, division
         try:
-            with randomness.within(division.local_batch):
+            with randomness.within(division.local_batch), self.job.layers.within(division.module()):
                 yield
         finally:
             self.job.weight, self.division = weight, None
 
     def recomputed(self, function):
-        """`function`, which a checkpoint calls now and once more in the backward pass: there it computes the same rows."""
+        """`function` of a checkpoint: in the backward pass it computes the same rows."""
         division = self.division
-        if division is None:
-            return function
-
-        @functools.wraps(function)
-        def run(*args, **kwargs):
-            if self.division is not None:
-                return function(*args, **kwargs)
-            with self._within(division), self.job.layers.within(division.module()):
-                return function(*args, **kwargs)
-
-        return run
+        return function if division is None else again_within(function, lambda: self.division is not None, lambda: self._within(division))
 
     @property
     def pending(self):
@@ -588,19 +578,38 @@ def _digest(tensor):
     return float(zlib.crc32(flat.view(torch.uint8).cpu().numpy().tobytes())) if flat.numel() else 0.0
 
 
+def again_within(function, inside, within):
+    """`function`, which a checkpoint calls now and once more in the backward pass: there, where it is not inside() of a call, it runs within()."""
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        if inside():
+            return function(*args, **kwargs)
+        with within():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def install_checkpoint(recomputed):
+    """recomputed(function): what a checkpoint is to call in the place of a function."""
+
+    def wrap(stock):
+        @functools.wraps(stock)
+        def checkpoint(function, *args, **kwargs):
+            return stock(recomputed(function), *args, **kwargs)
+
+        return traced.unless_compiled(checkpoint, stock, in_graphs=True)
+
+    patching.replace("torch.utils.checkpoint.checkpoint", wrap)
+
+
 def install(job):
     def wrap(stock):
         def call(self, *args, **kwargs):
             return job.boundary.call(stock, self, args, kwargs)
 
         return traced.unless_compiled(call, stock, in_graphs=True)
-
-    def wrap_checkpoint(stock):
-        @functools.wraps(stock)
-        def checkpoint(function, *args, **kwargs):
-            return stock(job.boundary.recomputed(function), *args, **kwargs)
-
-        return traced.unless_compiled(checkpoint, stock, in_graphs=True)
 
     def wrap_asking(stock):
         @functools.wraps(stock)
@@ -617,6 +626,6 @@ def install(job):
     register_optimizer_step_pre_hook(functools.partial(note_step, True))
     register_optimizer_step_post_hook(functools.partial(note_step, False))
     patching.replace("torch.nn.Module.__call__", wrap)
-    patching.replace("torch.utils.checkpoint.checkpoint", wrap_checkpoint)
+    install_checkpoint(job.boundary.recomputed)
     patching.replace("torch.Tensor.register_hook", wrap_asking)
     patching.replace("torch.Tensor.retain_grad", wrap_asking)

@@ -95,13 +95,15 @@ class Members:
             holes.append(leaf)
             return stages.Hole(leaf)
 
-        words = rows.mapped((args, kwargs), hole)
-        try:
-            words = pickle.dumps(words)
-        except Exception as error:  # of the script's objects
-            why = why or f"gets an argument that other ranks cannot have ({type(error).__name__}: {error})"
-        values = None if why else self._values_of(module)
-        every = self._told((why, form.due, self.layers.knows(module, modules), None if why else words, None if why else streams.states(), values))
+        words = states = values = None
+        if not why:
+            try:
+                words = pickle.dumps(rows.mapped((args, kwargs), hole))
+            except Exception as error:  # of the script's objects
+                why = f"gets an argument that other ranks cannot have ({type(error).__name__}: {error})"
+        if not why:
+            states, values = streams.states(), self._values_of(module)
+        every = self._told((why, form.due, self.layers.knows(module, modules), words, states, values))
         why = next((each[0] for each in every if each[0]), "")
         if not why and any(each[5] != values for each in every):
             self.apart, why = True, "its parameters have other values on each of the ranks that have it together"
@@ -137,9 +139,13 @@ class Members:
     def _whole(self, stock, ddp, args, kwargs, why):
         core.event_call(0)
         if str(why) != _WHOLE:
-            core.log(2, f"calls of a model are computed whole on every rank, which is right, and no faster than without CASTOR_TP and CASTOR_PP "
-                        f"({type(ddp.module).__name__}: {why})".encode())
+            self._say_whole(ddp.module, why)
         return stock(ddp, *args, **kwargs)
+
+    @staticmethod
+    def _say_whole(module, why, level=2):
+        core.log(level, f"calls of a model are computed whole on every rank, which is right, and no faster than without CASTOR_TP and CASTOR_PP "
+                        f"({type(module).__name__}: {why})".encode())
 
     def _values_of(self, module):
         """Numbers that tell the values of its parameters. Where these may lie on the host, and others than this rank's layers are read over the link, one looks
@@ -188,19 +194,9 @@ class Members:
             self.running = None
 
     def recomputed(self, function):
-        """`function`, which a checkpoint calls now and once more in the backward pass: there its layers are divided, too."""
+        """`function` of a checkpoint: in the backward pass its layers are divided, too."""
         module = self.running
-        if module is None:
-            return function
-
-        @functools.wraps(function)
-        def run(*args, **kwargs):
-            if self.running is not None:
-                return function(*args, **kwargs)
-            with self._within(module):
-                return function(*args, **kwargs)
-
-        return run
+        return function if module is None else boundary.again_within(function, lambda: self.running is not None, lambda: self._within(module))
 
     def _given(self, ddp, results):
         """This rank's results, the gradient of each of which goes to all members."""
@@ -265,14 +261,9 @@ class Members:
             form.tried = True
         else:
             form.whole = True
-            self._say_apart(module, whys[0], early)
+            late = "" if early else ". That began after its first calls: since half as many calls as there were, results may differ"
+            self._say_whole(module, whys[0] + late, 2 if early else 1)
         return result
-
-    @staticmethod
-    def _say_apart(module, why, early):
-        late = "" if early else ". That began after its first calls: since half as many calls as there were, results may differ"
-        core.log(2 if early else 1, f"calls of a model are computed whole on every rank, which is right, and no faster than without CASTOR_TP and CASTOR_PP "
-                                    f"({type(module).__name__}: {why}{late})".encode())
 
     def _compared(self, divided, whole):
         every = self._told((divided.failed or whole.failed, divided.half or whole.half, divided.sketches, whole.sketches))
@@ -370,14 +361,5 @@ def install():
 
         return traced.unless_compiled(_run_ddp_forward, stock, in_graphs=True)
 
-    def wrap_checkpoint(stock):
-        @functools.wraps(stock)
-        def checkpoint(function, *args, **kwargs):
-            for members in _members.values():
-                function = members.recomputed(function)
-            return stock(function, *args, **kwargs)
-
-        return traced.unless_compiled(checkpoint, stock, in_graphs=True)
-
     patching.replace("torch.nn.parallel.DistributedDataParallel._run_ddp_forward", wrap)
-    patching.replace("torch.utils.checkpoint.checkpoint", wrap_checkpoint)
+    boundary.install_checkpoint(lambda function: functools.reduce(lambda made, members: members.recomputed(made), _members.values(), function))
