@@ -139,9 +139,11 @@ int castor_homes_on_host(void) {
             continue;
         homes_statistics found;
         homes_statistics_get(h, &found);
+        uint64_t there = 0;
         for (int kind = 0; kind < CHUNK_KIND_COUNT; kind++)
-            if (found.bytes[kind][DEVICE_TIER_HOST])
-                return 1;
+            there += found.bytes[kind][DEVICE_TIER_HOST];
+        if (there > found.away_bytes)
+            return 1;
     }
     return 0;
 }

@@ -193,8 +193,16 @@ static castor_status to_host(homes *h, uintptr_t address) {
     return home_flip(h, address, DEVICE_TIER_HOST);
 }
 
-castor_status castor_homes_to_host(const uint64_t *starts, uint32_t count) {
-    return change(starts, count, to_host);
+static castor_status to_device(homes *h, uintptr_t address) {
+    return home_flip(h, address, DEVICE_TIER_DEVICE);
+}
+
+castor_status castor_homes_move(const uint64_t *starts, uint32_t count, int tier) {
+    return change(starts, count, tier == CASTOR_HOME_HOST ? to_host : to_device);
+}
+
+castor_status castor_homes_away(const uint64_t *starts, uint32_t count) {
+    return change(starts, count, home_away);
 }
 
 void castor_homes_beside(const uint64_t *addresses, uint32_t count, uint64_t *beside) {

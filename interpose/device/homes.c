@@ -170,7 +170,8 @@ static uint32_t next_to_move(const homes *h, device_tier from, uint64_t most) {
         uint32_t next = h->youngest[leaves ? CHUNK_KIND_COUNT - 1 - i : i];
         for (; next && (found == UINT32_MAX || !leaves); next = h->records[next - 1].older) {
             const home_record *r = &h->records[next - 1];
-            if (r->tier == from && !r->stuck && (uint64_t)r->units * h->unit_bytes <= most)
+            bool stays = r->stuck || (!leaves && r->away);
+            if (r->tier == from && !stays && (uint64_t)r->units * h->unit_bytes <= most)
                 found = next - 1;
         }
     }
@@ -569,6 +570,20 @@ castor_status home_flip(homes *h, uintptr_t address, device_tier to) {
     castor_status status = unit == UINT32_MAX
                                ? error_set(CASTOR_ERR_ARGUMENT, "no home begins at %p", (void *)address)
                                : flip_locked(h, unit, to);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+castor_status home_away(homes *h, uintptr_t address) {
+    pthread_mutex_lock(&h->lock);
+    uint32_t unit = home_unit(h, address);
+    castor_status status = unit == UINT32_MAX
+                               ? error_set(CASTOR_ERR_ARGUMENT, "no home begins at %p", (void *)address)
+                               : flip_locked(h, unit, DEVICE_TIER_HOST);
+    if (status == CASTOR_OK && !h->records[unit].away) {
+        h->records[unit].away = true;
+        h->statistics.away_bytes += (uint64_t)h->records[unit].units * h->unit_bytes;
+    }
     pthread_mutex_unlock(&h->lock);
     return status;
 }

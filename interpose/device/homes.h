@@ -57,6 +57,7 @@ typedef struct homes_statistics {
     uint64_t taken_bytes;  /* of `bytes` on the host: of joined homes whose pages another rank has made */
     uint64_t
         beside_bytes; /* of pages that this rank has made, and whose home is not joined: they are not among `bytes` */
+    uint64_t away_bytes; /* of `bytes` on the host: of homes with which this process does not compute */
 } homes_statistics;
 
 /* `address`, `reserved_bytes`: addresses without pages that the caller has reserved and keeps, whole units. `budget_bytes`:
@@ -92,6 +93,9 @@ bool home_is_on_host(const homes *h, uintptr_t address);
 /* Moves the home that begins there. The caller has closed the gate; the device is drained here. CASTOR_ERR_MEMORY: no room there.
  * CASTOR_ERR_TIMEOUT: the device did not come to rest. Nothing has changed then. */
 castor_status home_flip(homes *h, uintptr_t address, device_tier to);
+/* This process does not compute with the home: it is on the host from now on and never comes back, not by home_leave either while the host has room. As
+ * home_flip. */
+castor_status home_away(homes *h, uintptr_t address);
 /* Flips homes to the host until `bytes` of the device's memory have become free. The caller has closed the gate. Drains the device once. Returns the bytes that
  * became free, which may be fewer, with error_text set if something failed. */
 uint64_t homes_evict(homes *h, uint64_t bytes);

@@ -13,12 +13,16 @@ void tier_add(homes *h, const home_record *r, device_tier tier) {
     uint64_t *bytes = &h->statistics.bytes[r->kind][tier], *peak = &h->statistics.peak_bytes[r->kind][tier];
     *bytes += (uint64_t)r->units * h->unit_bytes;
     *peak = *bytes > *peak ? *bytes : *peak;
+    if (r->away && tier == DEVICE_TIER_HOST)
+        h->statistics.away_bytes += (uint64_t)r->units * h->unit_bytes;
     evictable_renew(h);
 }
 
 void tier_subtract(homes *h, const home_record *r, device_tier tier) {
     uint64_t bytes = (uint64_t)r->units * h->unit_bytes;
     h->statistics.bytes[r->kind][tier] -= bytes;
+    if (r->away && tier == DEVICE_TIER_HOST)
+        h->statistics.away_bytes -= bytes;
     if (r->stuck && tier == DEVICE_TIER_DEVICE)
         h->stuck_bytes -= bytes;
     uint64_t there = tier_bytes(h, DEVICE_TIER_DEVICE), budget = h->statistics.budget_bytes;

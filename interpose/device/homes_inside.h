@@ -30,6 +30,7 @@ typedef struct home_record {
     bool stuck;
     bool joined;      /* its pages are the shared ones */
     bool taken;       /* another rank has made these */
+    bool away;        /* this process does not compute with it */
     uintptr_t beside; /* 0: it has no shared pages */
 } home_record;
 

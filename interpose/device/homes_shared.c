@@ -195,7 +195,7 @@ static castor_status leave(homes *h, uint32_t unit) {
     if (status != CASTOR_OK)
         return status;
     status = CASTOR_ERR_MEMORY;
-    if (tier_has_room(h, DEVICE_TIER_DEVICE, bytes))
+    if (!r->away && tier_has_room(h, DEVICE_TIER_DEVICE, bytes))
         status = flip_drained(h, unit, DEVICE_TIER_DEVICE, false);
     if (status == CASTOR_ERR_MEMORY)
         status = room_check(h, DEVICE_TIER_HOST, bytes);

@@ -441,7 +441,9 @@ void slots_step_end(slots *s) {
     pthread_mutex_lock(&s->lock);
     slots_batches_close(s);
     s->region_pause -= s->region_pause != 0;
-    if (s->copy_stream) /* there was a region */
+    s->unused_steps = s->statistics.uses == s->uses_before ? s->unused_steps + 1 : 0;
+    s->uses_before = s->statistics.uses;
+    if (s->copy_stream && s->unused_steps < SLOTS_UNUSED_STEPS) /* there was a region */
         slots_region_make(s);
     chunk_manager_step_end(s->manager);
     plan_again(s);

@@ -95,6 +95,9 @@ void slots_step_end(slots *s);
  * caller has closed the gate; the device is drained. Returns the bytes; 0: there is no region, it is in use, or the driver fails. */
 uint64_t slots_region_give(slots *s);
 uint64_t slots_region_held(slots *s); /* bytes that it has now */
+/* Whether some steps have read nothing there, whose memory slots_region_end_unused gives back, as above, until something is read in a home on the host. */
+bool slots_region_is_unused(slots *s);
+void slots_region_end_unused(slots *s);
 /* Whole units. One that is larger stays until its memory is given back. */
 void slots_region_limit(slots *s, uint64_t bytes);
 

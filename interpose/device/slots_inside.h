@@ -26,7 +26,8 @@
 #define SLOTS_KEPT      (UINT32_C(1) << 31) /* of slots.units: the device keeps an address in the home there */
 #define SLOTS_BATCHES                                                                                        \
     128 /* of writers, that the copy stream has not waited for; beyond, it waits for the oldest at once */
-#define SLOTS_STREAMS 4 /* streams in which one slot is used; beyond, the copy stream waits at once */
+#define SLOTS_UNUSED_STEPS 4 /* after so many the region is of no use */
+#define SLOTS_STREAMS      4 /* streams in which one slot is used; beyond, the copy stream waits at once */
 
 typedef struct slots_mark {
     uint64_t event, stream;
@@ -99,7 +100,10 @@ struct slots {
     uint64_t region_most, region_bytes; /* what it may have; what it has, or may have if there is none */
     uintptr_t region;                   /* 0: not made yet */
     uint64_t region_pages,
-        copy_stream;       /* copy_stream: 0: not made yet; then for good, since marks refer to it */
+        copy_stream;      /* copy_stream: 0: not made yet; then for good, since marks refer to it */
+    uint64_t uses_before; /* at the end of the last step */
+    uint32_t
+        unused_steps; /* that have ended since something was read in a home on the host, or in a slot of it */
     uint32_t region_pause; /* steps that must end before it is tried again */
     uint32_t
         region_given; /* the last pause after its memory was given to others; each is longer than the one before */

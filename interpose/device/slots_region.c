@@ -385,6 +385,7 @@ castor_status slots_region_make(slots *s) {
             break;
     }
     s->region_pause = status != CASTOR_OK;
+    s->unused_steps = 0;
     if (status != CASTOR_OK)
         s->region_bytes = s->region_most;
     s->statistics.region_bytes = s->region_bytes;
@@ -591,20 +592,42 @@ static castor_status region_empty(slots *s) {
     return CASTOR_OK;
 }
 
+/* `pause`: steps for which there is none. */
+static uint64_t region_release(slots *s, uint32_t pause) {
+    if (!s->region || !region_idle(s) || s->driver.drain(s->driver.context, s->device) != CASTOR_OK)
+        return 0;
+    s->region_pause = pause; /* from here on nothing is copied ahead */
+    if (region_empty(s) != CASTOR_OK || slots_region_end(s) != CASTOR_OK)
+        return 0;
+    uint64_t bytes = s->region_bytes;
+    s->region_bytes = s->region_most;
+    return bytes;
+}
+
 uint64_t slots_region_give(slots *s) {
-    uint64_t bytes = 0;
     pthread_mutex_lock(&s->lock);
-    if (s->region && region_idle(s) && s->driver.drain(s->driver.context, s->device) == CASTOR_OK) {
-        s->region_given = s->region_given < REGION_PAUSE_MOST ? 2 * s->region_given + 1 : s->region_given;
-        s->region_pause = s->region_given; /* from here on nothing is copied ahead */
-        if (region_empty(s) == CASTOR_OK && slots_region_end(s) == CASTOR_OK) {
-            bytes = s->region_bytes;
-            s->region_bytes = s->region_most;
-            s->warned = true; /* the caller says it */
-        }
+    uint32_t pause = s->region_given < REGION_PAUSE_MOST ? 2 * s->region_given + 1 : s->region_given;
+    uint64_t bytes = region_release(s, pause);
+    if (bytes) {
+        s->region_given = pause;
+        s->warned = true; /* the caller says it */
     }
     pthread_mutex_unlock(&s->lock);
     return bytes;
+}
+
+bool slots_region_is_unused(slots *s) {
+    pthread_mutex_lock(&s->lock);
+    bool unused = s->region && s->unused_steps >= SLOTS_UNUSED_STEPS;
+    pthread_mutex_unlock(&s->lock);
+    return unused;
+}
+
+void slots_region_end_unused(slots *s) {
+    pthread_mutex_lock(&s->lock);
+    if (s->region && s->unused_steps >= SLOTS_UNUSED_STEPS && region_release(s, 1))
+        s->region_pause = 0;
+    pthread_mutex_unlock(&s->lock);
 }
 
 void slots_region_limit(slots *s, uint64_t bytes) {

@@ -42,7 +42,8 @@ REFUSED = {
 
 
 def row_of(case, layout, ranks, whole):
-    options = (*(f"CASTOR_{word}" for word in layout.split()), "CASTOR_ZERO_STAGE=2", *OPTIONS.get(case, ()))
+    shards = () if "PP" in layout else ("CASTOR_ZERO_STAGE=2",)
+    options = (*(f"CASTOR_{word}" for word in layout.split()), *shards, *OPTIONS.get(case, ()))
     says, refused = (next((pattern for part, pattern in those.get(case, {}).items() if part in layout), "") for those in (whole, REFUSED))
     expect = adaptive if case in ADAPTIVE else like(sgd, tolerance=replace(CANCELS, floor=1e-6)) if case in OF_KEYS else sgd
     return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False, divided=not says, refused=refused)

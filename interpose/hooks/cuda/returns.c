@@ -10,14 +10,22 @@
 
 void cuda_homes_step_end(int device) {
     homes *h = devices_homes(device);
-    if (!h || !homes_step_end(h) || capture_runs())
+    if (!h)
+        return;
+    bool returns = homes_step_end(h), unused = slots_region_is_unused(devices_slots(device));
+    if ((!returns && !unused) || capture_runs())
         return;
     if (gate_close(GATE_NS) != CASTOR_OK) {
         homes_short(h); /* not at each step */
         return;
     }
     /* One may have begun meanwhile. */
-    castor_status status = capture_runs() ? CASTOR_OK : homes_return(h);
+    castor_status status = CASTOR_OK;
+    if (!capture_runs()) {
+        if (unused)
+            slots_region_end_unused(devices_slots(device));
+        status = returns ? homes_return(h) : CASTOR_OK;
+    }
     gate_open();
     if (status != CASTOR_OK)
         LOG_W("model data does not come back to device %d: %s", device, error_text());

@@ -109,6 +109,29 @@ TEST_F(SharedTest, WhereThereIsRoomItLeavesToTheDevice) {
     EXPECT_TRUE(writable(there));
 }
 
+TEST_F(SharedTest, WhoDoesNotUseItLeavesToTheHost) {
+    joined();
+    homes_budget_set(other, 64 * UNIT);
+    ASSERT_EQ(home_away(other, there), CASTOR_OK) << error_text();
+    ASSERT_EQ(home_leave(other, there), CASTOR_OK) << error_text();
+    EXPECT_FALSE(home_is_joined(other, there));
+    EXPECT_TRUE(home_is_on_host(other, there));
+    EXPECT_TRUE(writable(there));
+    homes_return(other);
+    EXPECT_TRUE(home_is_on_host(other, there));
+    ASSERT_EQ(home_flip(other, there, DEVICE_TIER_DEVICE), CASTOR_OK);
+    ASSERT_EQ(home_away(other, there), CASTOR_OK) << error_text();
+    EXPECT_TRUE(home_is_on_host(other, there));
+    EXPECT_EQ(byte(there + UNIT), 7);
+    EXPECT_EQ(home_away(other, there + UNIT), CASTOR_ERR_ARGUMENT);
+    homes_statistics s;
+    homes_statistics_get(other, &s);
+    EXPECT_EQ(s.away_bytes, COUNT * UNIT);
+    ASSERT_EQ(home_destroy(other, there), CASTOR_OK);
+    homes_statistics_get(other, &s);
+    EXPECT_EQ(s.away_bytes, 0u);
+}
+
 TEST_F(SharedTest, AFlipEndsIt) {
     joined();
     homes_budget_set(h, 64 * UNIT);

@@ -72,6 +72,26 @@ TEST_F(SlotsRoomTest, TheRegionIsGivenBack) {
     });
 }
 
+TEST_F(SlotsRoomTest, ARegionThatStepsDoNotUse) {
+    fresh(8 * UNIT, 1);
+    memory *a = add(3 * UNIT);
+    for (int again = 0; again < 2; again++) {
+        EXPECT_TRUE(use(a, 1));
+        for (int step = 0; step <= SLOTS_UNUSED_STEPS; step++) {
+            EXPECT_FALSE(slots_region_is_unused(s)) << step;
+            slots_region_end_unused(s);
+            EXPECT_EQ(slots_region_held(s), 8 * UNIT);
+            slots_step_end(s);
+        }
+        EXPECT_TRUE(slots_region_is_unused(s));
+        slots_region_end_unused(s);
+        EXPECT_EQ(fake_device_used(fake, DEVICE_TIER_DEVICE), 0u);
+        slots_step_end(s);
+        EXPECT_EQ(slots_region_held(s), 0u);
+        check();
+    }
+}
+
 TEST_F(SlotsRoomTest, ASmallerRegion) {
     seeds(8 * UNIT, 5, [&] {
         memory *a = add(3 * UNIT), *b = add(2 * UNIT);

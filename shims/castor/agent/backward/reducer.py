@@ -27,6 +27,7 @@ ASIDE = {  # methods of DistributedDataParallel: why one that is called leaves t
 }
 
 
+at_sync = []  # called with a module and its process group before its parameters are made alike, on all ranks together
 at_release = []  # called with parameters whose gradients PyTorch's reducer sums from there on
 on_devices = None  # Devices: for parameters on devices
 _synced = []  # weak references to the parameters that ranks have got from rank 0 since the last wrapper began
@@ -227,6 +228,8 @@ def _adopt_before_broadcast(stock):
     @functools.wraps(stock)
     def sync_module_states(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs):
         _synced[:] = map(weakref.ref, module.parameters())
+        for each in at_sync:
+            each(module, process_group)
         if not lazy.was_wanted():
             return stock(module, process_group, broadcast_bucket_size, src, params_and_buffers_to_ignore, *args, **kwargs)
         ignored = set(params_and_buffers_to_ignore)

@@ -9,6 +9,7 @@ Stay where they are: parameters and buffers, what is small, what somebody else s
 last before the backward pass. A saved tensor that was changed in place since is the error that it is in plain PyTorch."""
 import atexit
 import collections
+import contextlib
 import functools
 import os
 import sys
@@ -312,6 +313,22 @@ def _refusal(why):
     return f"castor: CASTOR_ACTIVATIONS={core.options.activations} moves activations from a GPU to the host, and {why}: leave it out"
 
 
+@contextlib.contextmanager
+def _leaving(module):
+    _thread.stay = {t.untyped_storage().data_ptr() for some in (module.parameters(), module.buffers()) for t in some
+                    if t.layout is torch.strided and not torch.nn.parameter.is_lazy(t)}
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+    finally:
+        _thread.stay = None
+
+
+def leaving_if_short(module):
+    """For a call of the module that Castor asks for: what it saves leaves as far as the device's room asks for, though CASTOR_ACTIVATIONS is `keep`."""
+    return _leaving(module) if getattr(_thread, "stay", None) is None and _begins(module) else contextlib.nullcontext()
+
+
 def _around(stock):
     def call(self, *args, **kwargs):
         if getattr(_thread, "stay", None) is not None:  # a model runs already
@@ -319,13 +336,8 @@ def _around(stock):
         _need_device()
         if not _begins(self):
             return stock(self, *args, **kwargs)
-        _thread.stay = {t.untyped_storage().data_ptr() for some in (self.parameters(), self.buffers()) for t in some
-                        if t.layout is torch.strided and not torch.nn.parameter.is_lazy(t)}
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                return stock(self, *args, **kwargs)
-        finally:
-            _thread.stay = None
+        with _leaving(self):
+            return stock(self, *args, **kwargs)
 
     return traced.unless_compiled(functools.wraps(stock)(call), stock, in_graphs=True)
 

@@ -94,7 +94,7 @@ class Synchronizer:
     """Sums the gradients of a list of parameters at the end of each backward for which `expecting` is set. It lives as long as its owner, as
     DistributedDataParallel's reducer: its hooks do not hold it."""
 
-    late = False  # as `delayed`, for what the last forward makes
+    late = False  # sums are made at the end of the backward pass of what the last forward makes
 
     def __init__(self, group, parameters):
         self.group, self.number = group, next(_numbers)
@@ -192,7 +192,10 @@ class Synchronizer:
             return
         if not self.begun:
             self._begin()
-        if self.delayed or self.late:
+        if self.delayed:
+            return
+        if self.late:
+            self._lay(part, p)
             return
         if part in self.ready:
             self.refuse_second()
@@ -201,6 +204,18 @@ class Synchronizer:
         self.waiting = part
         if part.entry.summing is None:
             part.entry.summing = self
+
+    @torch.no_grad()
+    def _lay(self, part, p):
+        """Its gradient lies in its bucket, where more may be added to it: so it is there once until the sums are made."""
+        grad = sums.grad_of(p)
+        if grad is None or grad.layout is not torch.strided or not part.fits(p) or part.entry.summing not in (None, self):
+            return
+        view = entries.view_of(part.bucket.open(self.device, self._gets(part.bucket)), part.place, p)
+        if not tensors.is_at(grad, view.data_ptr(), view):
+            view.copy_(grad)
+            del grad
+            self._replace(part, p, view)
 
     def _begin(self):
         if self.broken:
@@ -321,10 +336,7 @@ class Synchronizer:
         try:
             self._reap()
             used = [self._is_used(part) for part in self.parts]
-            for part, is_used in zip(self.parts, used):
-                if not part.is_put:
-                    self._put(part, is_used)
-            self._sum_complete()
+            self._put_rest(dict(zip(self.parts, used)))
             by_any = self._used_by_any(used)
             while self.works:
                 self._wait_for_oldest()
@@ -345,6 +357,14 @@ class Synchronizer:
         finally:
             for bucket in self.buckets:
                 bucket.memory = None
+
+    def _put_rest(self, used):
+        """One bucket after another, since of those whose sums others get only some are there at a time."""
+        for bucket in self.buckets:
+            for part in bucket.parts:
+                if not part.is_put:
+                    self._put(part, used[part])
+            self._sum_complete()
 
     def _is_used(self, part):
         """Whether this rank made a gradient of it since the last sum."""

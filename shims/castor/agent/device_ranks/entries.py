@@ -17,6 +17,7 @@ from ..nodes.control import Control
 from ..precision import masters
 
 _entries = WeakTensorKeyDictionary()
+_places = WeakTensorKeyDictionary()  # a parameter that is not adopted yet: (its owner, whether this rank does not compute with it)
 _groups = {}  # ranks of a process group: its Group
 
 
@@ -85,12 +86,13 @@ class Entry:
     summing  the synchronizer that sums its gradient in the running backward
     values   what alike.py knows of its values
     node     what the node keeps of it (shared.Node); None: every rank has it
-    stays    that is so for good"""
+    stays    that is so for good
+    away     whether only ranks other than this one compute with it; None: nothing was said (place)"""
 
-    __slots__ = "group", "owner", "synced", "part", "summing", "shown", "shown_version", "values", "node", "stays", "__weakref__"
+    __slots__ = "group", "owner", "synced", "part", "summing", "shown", "shown_version", "values", "node", "stays", "away", "__weakref__"
 
-    def __init__(self, group, owner):
-        self.group, self.owner = group, owner
+    def __init__(self, group, owner, away):
+        self.group, self.owner, self.away = group, owner, away
         self.synced, self.part, self.summing = True, None, None
         self.shown, self.shown_version = None, 0
         self.values, self.node, self.stays = None, None, False
@@ -135,17 +137,23 @@ def serves(parameters):
     return bool(_entries) and any(p in _entries for p in parameters)
 
 
+def place(p, owner, away):
+    """Where a parameter is to have its owner, when it is adopted. away: this rank will not compute with it. The owner is the same on all ranks."""
+    _places[p] = owner, away
+
+
 def adopt(group, parameters):
     """Returns the entries and the places (core.BucketPlace) of the parameters, and the number of buckets."""
     count, buckets = len(parameters), ctypes.c_uint32()
     places = (core.BucketPlace * count)()
     sizes = (ctypes.c_uint64 * count)(*[p.numel() * masters.gradient_dtype(p).itemsize for p in parameters])
     types = (ctypes.c_int32 * count)(*[tensors.DTYPES[masters.gradient_dtype(p)] for p in parameters])
-    owners = (ctypes.c_int32 * count)(*[_entries[p].owner if p in _entries and _entries[p].group is group else -1 for p in parameters])
+    wanted = [_places.get(p, (-1, None)) for p in parameters]
+    owners = (ctypes.c_int32 * count)(*[_entries[p].owner if p in _entries and _entries[p].group is group else owner for p, (owner, _) in zip(parameters, wanted)])
     core.buckets_divide(sizes, types, owners, count, group.world, places, ctypes.byref(buckets))
-    for p, place in zip(parameters, places):
+    for p, found, (_, away) in zip(parameters, places, wanted):
         if p not in _entries:
-            _entries[p] = Entry(group, place.owner)
+            _entries[p] = Entry(group, found.owner, away)
     return [_entries[p] for p in parameters], places, buckets.value
 
 

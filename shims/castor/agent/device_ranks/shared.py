@@ -93,15 +93,16 @@ def _state(p, entry, tier):
 
 
 def share(group, some):
-    """What is on the host of some rank is shared from now on. On all ranks together, with the same parameters, which have the same values."""
+    """What is on the host of some rank, or is not for some ranks to compute with, is shared from now on. On all ranks together, with the same parameters, which
+    have the same values."""
     if not some or not serves(group):
         return
-    came = arrivals.told([p for p, _ in some])
-    said = [float(value) for state, (number, given) in zip(_states(some), came) for value in (state, number, given)]
+    came, states_here = arrivals.told([p for p, _ in some]), _states(some)
+    said = [float(value) for (_, entry), state, (number, given) in zip(some, states_here, came) for value in (state, number, given, bool(entry.away))]
     every = group.control.gather(said, "which parameters are on the host")
-    chosen, arrived = [], []
+    chosen, arrived = collections.defaultdict(list), []  # by the ranks that they are away from, since these have the homes on the host
     for number, ((p, entry), (mark, _)) in enumerate(zip(some, came)):
-        states, marks, given = zip(*(said[3 * number:3 * number + 3] for said in every))
+        states, marks, given, away = zip(*(said[4 * number:4 * number + 4] for said in every))
         if all(state == _SHARED for state in states):
             continue
         entry.node = None
@@ -111,17 +112,33 @@ def share(group, some):
         else:
             if mark:
                 core.homes_part(pages.addresses([p]), 1)
-            if not entry.stays and _ON_HOST in states:
-                chosen.append((p, entry))
+            if not entry.stays and (_ON_HOST in states or any(away)):
+                chosen[away].append((p, entry))
     arrivals.forget([p for p, _ in some])
     if arrived:
-        chosen += _share_arrived(group, arrived)
-    while chosen and serves(group):
-        size, count = 0, 0
-        while count < len(chosen) and (not count or size + chosen[count][0].nbytes <= AT_ONCE):
-            size, count = size + chosen[count][0].nbytes, count + 1
-        _share(group, chosen[:count])
-        chosen = chosen[count:]
+        chosen[()] += _share_arrived(group, arrived)
+    for alike_ in chosen.values():
+        while alike_ and serves(group):
+            size, count = 0, 0
+            while count < len(alike_) and (not count or size + alike_[count][0].nbytes <= AT_ONCE):
+                size, count = size + alike_[count][0].nbytes, count + 1
+            _share(group, alike_[:count])
+            alike_ = alike_[count:]
+    _settle(some, states_here)
+
+
+def _settle(some, states):
+    """What ranks other than this one compute with is on the host here, and what this one does with comes back to the device. states: before it was shared."""
+    away = [p for p, entry in some if entry.away and not entry.stays and entry.node is not None]
+    here = [p for (p, entry), state in zip(some, states) if entry.away is False and entry.node is not None and state == _ON_DEVICE]
+    if away:
+        core.homes_away(pages.numbers(_starts(away)), len(_starts(away)))
+    if here:
+        pages.tried(core.homes_move, pages.numbers(_starts(here)), len(_starts(here)), core.HOME_DEVICE)  # as far as there is room
+
+
+def _starts(some):
+    return list(dict.fromkeys(start for start, _ in pages.homes_of(some)))
 
 
 def _have_same_pages(group, marks, given):

@@ -32,6 +32,7 @@ class Boundary:
         self.stepping = False  # in an optimizer's step: its closure calls the model
         self._in_whole = False  # a call that might be divided is computed whole
         self.used = False  # some call was divided
+        self.cached = False  # on a device: PyTorch's allocator keeps the memory of a trial, which is more than that of a step
         self.settled = False  # a trial has shown that some may be, or a line has said that calls are computed whole
         self.trials = trial.Trials()
         self._shared = []  # (path, reference, _age() then): tensors in shared memory that were there when calls were tried
@@ -62,6 +63,7 @@ class Boundary:
         audit = self.job.audit
         if audit.in_fork:
             return self._call_in_fork(stock, module, args, kwargs)
+        self.job.adopt_placed(module)
         if not self._able() or not self._holds_registered(module):
             return stock(module, *args, **kwargs)
         modules = list(module.named_modules())
@@ -231,7 +233,9 @@ class Boundary:
         if lost:
             raise core.GroupError(f"castor: {type(module).__name__} changes {lost[0]} in its forward, which is too large to be kept for a trial: run this "
                                   "script on one rank, or set CASTOR_AUDIT=0")
-        result = self._computed_whole(stock, module, args, kwargs)
+        self.cached = torch.cuda.is_initialized()
+        with activations.leaving_if_short(module):  # those of the whole batch, of which this device need not have room for more than some rows
+            result = self._computed_whole(stock, module, args, kwargs)
         sums = len(form.sums)
         made = trial.added(made, result, division.totals, form.sums)
         early = form.left > 0
@@ -262,6 +266,12 @@ class Boundary:
             return ()
         inputs = backward_trial.inputs_of(modules, arguments)
         return (backward_trial.Pass(inputs, [self.job.stages.leaf]), backward_trial.Pass(inputs)) if any(t.is_cuda for t in inputs) else ()
+
+    def trial_passed(self):
+        """The backward pass of what a trial has returned is over."""
+        if self.cached:
+            self.cached = False
+            torch.cuda.empty_cache()
 
     def _compared(self, passes, modules, result):
         by_rows, whole = passes

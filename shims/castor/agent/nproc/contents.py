@@ -278,7 +278,7 @@ class Snapshot:
                 else:
                     keeps = size <= SMALL_BYTES and small + size <= SMALL_KEPT_BYTES
                     small += size * keeps
-                self.tensors[id(value)] = path, value, _version(value), value.detach().clone() if keeps and rows.is_plain(value) else None
+                self.tensors[id(value)] = path, value, _version(value), _kept(value) if keeps and rows.is_plain(value) else None
 
     def changed(self):
         """{path: a copy} of what has changed since, or is another one now."""
@@ -335,7 +335,7 @@ class Given:
     """The arguments of a call, and what was made of them for this rank. `keeps`: they can be put back."""
 
     def __init__(self, whole, own, keeps=False):
-        self.tensors = [(t, _version(t), t.detach().clone() if keeps else None) for t, _ in rows.leaves(whole) if isinstance(t, torch.Tensor)]
+        self.tensors = [(t, _version(t), _kept(t) if keeps else None) for t, _ in rows.leaves(whole) if isinstance(t, torch.Tensor)]
         self.containers = {}
         for value in (whole, own):
             self._note(value)
@@ -394,10 +394,15 @@ def _refill(container, before, is_watched=None):
         (container.update if isinstance(container, set) else container.extend)(before)
 
 
+def _kept(t):
+    """A copy, on the host: a trial must not ask a device for more than the calls that it compares."""
+    return t.detach().cpu() if t.is_cuda and rows.is_plain(t) else t.detach().clone()
+
+
 def _version(t):
     return 0 if t.is_inference() else t._version
 
 
 def _has_changed(t, version, before):
     """Not every kernel counts what it writes."""
-    return _version(t) != version if before is None else not torch.equal(t.detach(), before)
+    return _version(t) != version if before is None else not torch.equal(t.detach().cpu(), before)

@@ -41,6 +41,7 @@ class Job(script_process.Process):
         self.counts = set()  # sizes of the whole batches that were delivered since the last backward
         self.loss = core.options.loss
         self.clipped = 0  # a digest of the clipping since the last step, the same on every rank
+        self.unplaced = weakref.WeakSet()  # optimizers of parameters on devices that no model's call has placed in a stage yet (adopt_placed)
         self.batch = 0.0  # a digest of the current batch's indices, the same on every rank
         self.split_seen = False  # a DataLoader's batches were split
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
@@ -90,7 +91,28 @@ class Job(script_process.Process):
 
     def adopt(self, optimizer):
         """Registers the parameters of an optimizer that need gradients and are not registered yet."""
+        if self.layout.stages > 1 and any(p.is_cuda for p in store.parameters_of(optimizer)):
+            self.unplaced.add(optimizer)
+        else:
+            self._adopt_of(optimizer)
+
+    def _adopt_of(self, optimizer):
         self._adopt(p for p in self.with_data(optimizer) if p.requires_grad)
+
+    def adopt_placed(self, module):
+        """Before a call of a model, which tells where the parameters are used that came to optimizers."""
+        if not self.unplaced or not store.active() or self.distributed:
+            return
+        own = {id(p) for p in module.parameters()}
+        found = [optimizer for optimizer in list(self.unplaced) if any(id(p) in own for p in store.parameters_of(optimizer))]
+        if found:
+            self.stages.place(module)
+            self._adopt_unplaced(found)
+
+    def _adopt_unplaced(self, optimizers):
+        for optimizer in optimizers:
+            self.unplaced.discard(optimizer)
+            self._adopt_of(optimizer)
 
     def adopt_waiting(self):
         if not self.audit.in_fork:
@@ -182,6 +204,7 @@ class Job(script_process.Process):
         if self.boundary.division is not None:
             raise core.Error("castor: a backward pass begins inside of a model's forward, which computes some rows of the batch")
         self.adopt_waiting()
+        self._adopt_unplaced(list(self.unplaced))
         self._adopt_moved()
         self.audited = False
         self.backwards += 1
@@ -251,6 +274,7 @@ class Job(script_process.Process):
             return self.audit.backward_ended_in_fork(outputs)
         randomness.used()
         self.boundary.level_leaves()
+        self.boundary.trial_passed()
         if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
             self._show_mean([outputs[0], *losses.scaled_from(outputs[0])])
         if self.audited and not self.distributed:

@@ -50,6 +50,9 @@ class Layout:
         """Of a list with an item for each rank one for each replica: that of the first rank of its last stage."""
         return every[self.copies - self.tensor_size::self.copies]
 
+    def ranks_of(self, stage):
+        return [(replica * self.stages + stage) * self.tensor_size + place for replica in range(self.replicas) for place in range(self.tensor_size)]
+
     @property
     def is_last(self):
         return self.stage == self.stages - 1

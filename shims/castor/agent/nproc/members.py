@@ -152,7 +152,8 @@ class Members:
         in the first calls, and in ever fewer."""
         some = list(module.parameters())
         if some[0].is_cuda:
-            if core.options.device_budget != -1 and self._calls > OFTEN and self._calls & self._calls - 1:
+            far = core.options.device_budget != -1 or self.layout.stages > 1 and core.plugin_shards() > 2
+            if far and self._calls > OFTEN and self._calls & self._calls - 1:
                 return None
             some = pages.readable(some)
         return torch.stack([_sum_of_bits(p).to(some[0].device) for p in some]).tolist()
@@ -335,17 +336,23 @@ def _why_apart(ddp, modules, form, arguments):
 _members = {}  # ranks of a process group: its Members
 
 
-def _members_of(ddp):
-    ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
+def _members_of(module, process_group):
+    ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _members:
-        parameters = [p for p in ddp.module.parameters() if p.requires_grad]
-        if not grouping.one_node_of(ddp.process_group, parameters[0].device):
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        if not grouping.one_node_of(process_group, parameters[0].device):
             raise core.Error("castor: CASTOR_TP and CASTOR_PP divide a model over ranks of one node: start all ranks on one, or leave them out")
         on_devices = reducer.serves_on_devices(parameters)
-        control = reducer.on_devices.control_of(ddp.process_group, parameters) if on_devices else grouping.group_of(ddp.process_group)
+        control = reducer.on_devices.control_of(process_group, parameters) if on_devices else grouping.group_of(process_group)
         made = _members[ranks] = Members(control)
         made.layout.open_groups(members=True)
     return _members[ranks]
+
+
+def _place(module, process_group):
+    """Before its parameters are adopted."""
+    if core.options.pp > 1 and process_group.size() > 1 and reducer.serves_on_devices([p for p in module.parameters() if p.requires_grad]):
+        _members_of(module, process_group).stages.place(module)
 
 
 def _able(ddp):
@@ -357,9 +364,10 @@ def _able(ddp):
 def install():
     def wrap(stock):
         def _run_ddp_forward(self, *args, **kwargs):
-            return _members_of(self).call(stock, self, args, kwargs) if _able(self) else stock(self, *args, **kwargs)
+            return _members_of(self.module, self.process_group).call(stock, self, args, kwargs) if _able(self) else stock(self, *args, **kwargs)
 
         return traced.unless_compiled(_run_ddp_forward, stock, in_graphs=True)
 
     patching.replace("torch.nn.parallel.DistributedDataParallel._run_ddp_forward", wrap)
+    reducer.at_sync.append(_place)
     boundary.install_checkpoint(lambda function: functools.reduce(lambda made, members: members.recomputed(made), _members.values(), function))

@@ -102,7 +102,7 @@ class Sums:
     def expect(self):
         """The next gradients are to be summed."""
         for number, together in enumerate(self.each):
-            together.delayed = number > 0 or self.job.sums_late
+            together.delayed, together.late = number > 0, self.job.sums_late
             together.expect()
 
     def flags(self):

@@ -15,6 +15,7 @@ import weakref
 import torch
 
 from .. import core
+from ..device_ranks import entries
 from . import rows, streams
 
 
@@ -176,6 +177,24 @@ class Stages:
             return layers, _stages.bounds_of(layers, self.layout.stages)
         except ValueError as error:
             raise rows.Apart(f"has no stages: {str(error).removeprefix('castor: ')}") from None
+
+    def place(self, module):
+        """Before its parameters are adopted on devices: those of a layer are owned by a rank of its stage, and away from the ranks of others."""
+        try:
+            layers, bounds = self._chain_of(module)
+        except rows.Apart:  # it is computed whole
+            return
+        inside = {id(each) for layer in layers for each in layer.modules()}
+        elsewhere = {id(p) for each in module.modules() if id(each) not in inside for p in each._parameters.values()}
+        found = {}  # id: (parameter, its owner, stages that compute with it)
+        for stage, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+            ranks = self.layout.ranks_of(stage)
+            for number, layer in enumerate(layers[begin:end]):
+                for p in layer.parameters():
+                    found.setdefault(id(p), (p, ranks[number * len(ranks) // (end - begin)], set()))[2].add(stage)
+        for p, owner, of in found.values():
+            if id(p) not in elsewhere:
+                entries.place(p, owner, self.layout.stage not in of)
 
     def run(self, module, microbatches, join, own=-1):
         """The results of a call, the same on all ranks of a replica. microbatches: (call(within=): the model's forward, in a context; the generators' states that it

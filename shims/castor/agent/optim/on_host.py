@@ -88,7 +88,7 @@ def _follow(parameters, states, where):
     starts = [start for start, size in sizes.items() if start and 2 * wanted[start] >= size]
     if starts:
         try:
-            core.homes_to_host(pages.numbers(starts), len(starts))
+            core.homes_move(pages.numbers(starts), len(starts), core.HOME_HOST)
         except core.Error as error:
             core.log(3, f"states stay on the device: {error}".encode())
     return bool(starts)
