@@ -366,6 +366,11 @@ static uint32_t sharers_of(const plan_choice *choice) {
     return choice->plugin == CASTOR_PLUGIN_HYBRID ? world_of(choice) : choice->dp;
 }
 
+/* A device has the parameters of its stage alone, and those that are in none. */
+static bool has_its_stage(const plan_choice *choice) {
+    return is_staged(choice) && choice->zero >= 3;
+}
+
 /* docs/device-ranks.md: what is where. The Booster's stages have their layers, and what is in none. */
 static device_parts device_of(const plan_model *model, const plan_choice *choice) {
     double layers = (double)model->hidden * (double)model->hidden * 12 * (double)model->layers;
@@ -374,16 +379,18 @@ static device_parts device_of(const plan_model *model, const plan_choice *choice
     device_parts parts = {.numel = own};
     int zero = stage_of_zero(choice);
     uint64_t bytes = (uint64_t)(own * ELEMENT), sharers = sharers_of(choice);
-    parts.param = bytes;
+    parts.param = has_its_stage(choice) ? (uint64_t)(of_stage * ELEMENT) : bytes;
     parts.grad = zero >= 2 ? divided(bytes, sharers) : bytes;
     parts.states = 2 * (zero >= 1 ? divided(bytes, sharers) : bytes);
     bool plain = choice->plugin == CASTOR_PLUGIN_NONE;
+    uint64_t some = at_most(BUCKETS * at_least(bucket_bytes, model->largest * ELEMENT), bytes);
+    uint64_t laid = (uint64_t)(of_stage * ELEMENT); /* a stage's gradients are summed when all are there */
     if (sharers > 1)
         parts.buckets = plain                            ? bytes
-                        : zero >= 2 && is_staged(choice) ? (uint64_t)(of_stage * ELEMENT)
-                        : zero >= 2
-                            ? at_most(BUCKETS * at_least(bucket_bytes, model->largest * ELEMENT), bytes)
-                            : 0;
+                        : has_its_stage(choice)          ? without(laid, parts.grad) + some
+                        : zero >= 2 && is_staged(choice) ? laid
+                        : zero >= 2                      ? some
+                                                         : 0;
     parts.activations = activations_of(model, choice, false);
     return parts;
 }
@@ -407,10 +414,13 @@ static void reckon_sums(const plan_cluster *cluster, const plan_choice *choice, 
     double hidden =
         is_staged(choice) ? 0 : cluster->overlap * cost->seconds[PLAN_TERM_COMPUTE] * 2 / 3 / times;
     cost->seconds[PLAN_TERM_SUMS] = (sums > hidden ? sums - hidden : 0) * times;
-    if (zero >= 1)
+    bool sends = zero >= 1 && !has_its_stage(choice); /* what owners have stepped */
+    if (sends)
         cost->seconds[PLAN_TERM_SUMS] += collective_seconds(cluster, MESH_ALL_GATHER, bytes, n, rate);
-    double part = n ? bytes * (n - 1) / n : 0,
-           ring = (zero >= 2 ? 1 : 2) * part * times + (zero >= 1 ? part : 0);
+    double published = has_its_stage(choice) ? bytes / n : 0; /* into the host memory that the ranks share */
+    cost->sent[PLAN_WAY_LINK] += (uint64_t)published;
+    cost->seconds[PLAN_TERM_LINK] += published / cluster->link;
+    double part = n ? bytes * (n - 1) / n : 0, ring = (zero >= 2 ? 1 : 2) * part * times + (sends ? part : 0);
     cost->sent[PLAN_WAY_NODE] += (uint64_t)ring;
     if (spans) /* a ring leaves a node once for each of its parts of the model */
         cost->sent[PLAN_WAY_NETWORK] += (uint64_t)(ring * at_least(inside, 1));
@@ -422,8 +432,7 @@ static void reckon_host(const plan_cluster *cluster, const plan_choice *choice, 
     uint32_t ranks = plan_ranks_of_node(cluster, choice);
     uint64_t states = at_most(excess, parts->states), grads = at_most(excess - states, parts->grad);
     uint64_t params = at_most(excess - states - grads, parts->param);
-    bool once =
-        plan_plugins[choice->plugin].shards >= 3; /* parameters on the host: once for all ranks of the node */
+    bool once = stage_of_zero(choice) >= 3; /* parameters on the host: once for all ranks of the node */
     cost->bytes[PLAN_TIER_HOST] += (states + grads) * ranks + params * (once ? 1 : ranks);
     /* What has its states on the host is stepped there: its gradient goes, its parameter comes. */
     double stepped = parts->states ? (double)states / (double)parts->states : 0;
@@ -454,8 +463,15 @@ static void reckon_on_devices(const plan_model *model, const plan_cluster *clust
     uint64_t kept = parts.param + parts.grad + parts.states;
     cost->process_bytes = (uint64_t)cluster->context;
     cost->model_bytes = kept + parts.buckets;
-    cost->activation_bytes = at_least(tried_activations(model, choice), parts.activations);
+    /* What trials save goes to the host where it would not leave a quarter of the device. */
+    uint64_t tried = tried_activations(model, choice);
+    if (cluster->device_bytes)
+        tried =
+            at_most(tried, without(cluster->device_bytes, cost->model_bytes + cost->process_bytes) * 3 / 4);
+    cost->activation_bytes = at_least(tried, parts.activations);
     cost->bytes[PLAN_TIER_HOST] = model->process_bytes * plan_ranks_of_node(cluster, choice);
+    if (has_its_stage(choice)) /* all parameters, for the state dict of any rank */
+        cost->bytes[PLAN_TIER_HOST] += (uint64_t)(parts.numel * ELEMENT);
     cost->seconds[PLAN_TERM_COMPUTE] = work_of(model, choice) / world_of(choice);
     cost->seconds[PLAN_TERM_OPTIMIZER] = (double)parts.states / STATES * STEP_BYTES / cluster->device_stream;
     reckon_stages(model, choice, 1, cost);

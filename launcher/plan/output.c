@@ -72,7 +72,7 @@ void plan_command_line(const plan_model *model, const plan_cluster *cluster, con
         add(&l, "--set CASTOR_PP=%u --set CASTOR_MICROBATCHES=%u ", choice->pp, choice->micro);
     else if (choice->micro > 1)
         add(&l, "--set CASTOR_ACCUMULATE=%u ", choice->micro);
-    if (choice->zero)
+    if (cluster->devices && plan_plugins[choice->plugin].divides && choice->zero != PLAN_ZERO_STAGES)
         add(&l, "--set CASTOR_ZERO_STAGE=%d ", choice->zero);
     if (!choice->tried && plan_is_split(model, cluster, choice))
         add(&l, "--set CASTOR_AUDIT=0 ");

@@ -94,7 +94,7 @@ typedef enum plan_term {
     PLAN_TERM_COUNT
 } plan_term;
 
-enum { PLAN_BOOSTER = CASTOR_PLUGIN_COUNT, PLAN_PLUGINS, PLAN_ZERO_STAGES = 2 };
+enum { PLAN_BOOSTER = CASTOR_PLUGIN_COUNT, PLAN_PLUGINS, PLAN_ZERO_STAGES = 3 };
 /* Gradients that wait in a rank for their turn in the node's sums (REDUCE_QUEUE_BYTES). */
 #define PLAN_QUEUE_BYTES (UINT64_C(32) << 20)
 

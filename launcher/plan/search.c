@@ -81,7 +81,7 @@ static void try_division(search *s, plan_choice choice, plan *best, bool *found)
     bool booster = choice.plugin == PLAN_BOOSTER, divides = plan_plugins[choice.plugin].divides;
     /* On one node of cores there is one of everything (CASTOR_ZERO_STAGE). */
     bool shares = booster ? choice.dp > 1 : divides && s->cluster->devices;
-    int zero_most = shares ? PLAN_ZERO_STAGES : 0;
+    int zero_most = !shares ? 0 : booster ? 2 : PLAN_ZERO_STAGES;
     int ways = booster || !plan_plugins[choice.plugin].engine ? 1 : s->cluster->devices && !divides ? 4 : 2;
     if (counted && sequences == 0)
         return;

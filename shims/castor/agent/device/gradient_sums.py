@@ -47,7 +47,7 @@ def watch(p, accumulated):
 
     def comes(new):
         parameter = this()
-        if parameter is not None and _can_add(parameter, new) and _sees_first(parameter, has_come):
+        if parameter is not None and _can_add(parameter, new) and _sees_first(parameter, has_come) and _is_accumulated(parameter):
             _aside[id(parameter)] = parameter, parameter.grad
             parameter.grad = None
 
@@ -66,6 +66,14 @@ def _can_add(p, new):
             and new.dtype is held.dtype and held.dtype in _TYPES and homes.can_have(held) and tensors.is_dense(held)
             and not torch.cuda.is_current_stream_capturing() and _is_on_host(held)
             and not step_common.why_not_reached(held.device.index))
+
+
+def _is_accumulated(p):
+    """Whether the pass that has made a gradient adds it to the parameter's. torch.autograd.grad gives it to who asked, though hooks see it, too."""
+    try:
+        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(p).node)
+    except RuntimeError:  # of a leaf that torch.autograd.grad was asked for
+        return False
 
 
 def _is_on_host(t):

@@ -307,6 +307,28 @@ TEST(PlanCost, HybridDividesWorkAndActivations) {
     plan_model_free(&model);
 }
 
+/* docs/hybrid.md: CASTOR_ZERO_STAGE=3. */
+TEST(PlanCost, DevicesHaveTheParametersOfTheirStages) {
+    plan_cluster cluster = machine(1, 4);
+    plan_model model = parsed("8x64x4x1000x16");
+    EXPECT_TRUE(plan_model_settle(&model, &cluster, 16 * 32));
+    uint64_t all = model.numel * 4, layers = UINT64_C(8) * 12 * 64 * 64 * 4;
+    plan_choice made = choice(CASTOR_PLUGIN_HYBRID, 1);
+    made.pp = made.micro = 4;
+    made.zero = 2;
+    plan_cost shared = cost_of(model, cluster, made);
+    made.zero = 3;
+    plan_cost own = cost_of(model, cluster, made);
+    uint64_t of_stage = all - layers * 3 / 4;
+    EXPECT_EQ(own.model_bytes,
+              of_stage + 3 * (all / 4) + (of_stage - all / 4) + std::min(all, 4 * (UINT64_C(25) << 20)));
+    EXPECT_EQ(shared.model_bytes, all + 3 * (all / 4) + of_stage);
+    EXPECT_EQ(own.bytes[PLAN_TIER_HOST], shared.bytes[PLAN_TIER_HOST] + all); /* once for the node */
+    EXPECT_EQ(own.sent[PLAN_WAY_LINK], all / 4);                              /* each rank's own */
+    EXPECT_LT(own.sent[PLAN_WAY_NODE], shared.sent[PLAN_WAY_NODE]);
+    plan_model_free(&model);
+}
+
 /* docs/single-process.md: tried calls are computed whole, by every rank. */
 TEST(PlanCost, TriedCallsAreWholeOnEveryRank) {
     plan_model model = recorded(1 << 20);
@@ -314,6 +336,11 @@ TEST(PlanCost, TriedCallsAreWholeOnEveryRank) {
     made.tried = true;
     EXPECT_EQ(cost_of(model, machine(1, 0), made).activation_bytes, 4 * 64 * MIB);
     EXPECT_EQ(cost_of(model, machine(1, 4), made).activation_bytes, 64 * MIB);
+    plan_cluster small = machine(1, 4);
+    small.device_bytes = 64 * MIB; /* what would not leave a quarter of the rest goes to the host */
+    plan_cost cost = cost_of(model, small, made);
+    EXPECT_EQ(cost.activation_bytes, (64 * MIB - cost.model_bytes) * 3 / 4);
+    EXPECT_TRUE(cost.fits);
     plan_cluster cluster = machine(1, 0);
     cluster.threads = 1;
     cluster.host_bytes = (16 + 4 * 64 + 4 * 100) * MIB;
