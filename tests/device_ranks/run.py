@@ -401,6 +401,17 @@ class OneProcess(unittest.TestCase):
     def test_a_backward_pass_that_rows_would_change(self):
         self.assertIn("by rows its backward pass makes other gradients", self.compare("normed", "ddp", 2, 2))
 
+    def test_stages_have_their_own_parameters(self):
+        """The devices have no room for the model's data, and in trials none for what the whole model saves."""
+        plain, _ = run(None, [*on_devices(1), sys.executable], "single.py", "large")
+        lines, errors, parameters = run("hybrid", [*on_devices(2, *(() if GPU else ("--memory", "150M"))), sys.executable], "single.py", "large",
+                                        settings=["CASTOR_PP=2"], options=["--nproc", "2"],
+                                        reported=lambda report: [rank["tiers"]["device"]["param"] for rank in report["ranks"]])
+        self.assertEqual(lines, plain, errors)
+        self.assertNotIn("computed whole", errors)
+        for size in parameters:  # 24 MiB of 48, and what the segments of PyTorch's allocator leave
+            self.assertLess(size, 48 << 20)
+
     def test_more_ranks_than_devices(self):
         self.assertIn("3 ranks share 1 device", self.compare("small", "gemini", 3, 1))
 

@@ -225,16 +225,20 @@ class Synchronizer:
 
     def _open(self):
         if self.keep is not None:
-            for part in self.parts:
-                p = part.parameter()
-                if p is not None and sums.is_elsewhere(p):
-                    sums.bring(p)
+            self.bring()
             self._sum_everywhere()
             self._number_ranges()
             self.keep.begin()
         self.begun, self.next = True, 0
         for bucket in self.buckets:
             bucket.begin()
+
+    def bring(self):
+        """What others have, and is added to."""
+        for part in self.parts:
+            p = part.parameter()
+            if p is not None and sums.is_elsewhere(p):
+                sums.bring(p)
 
     def _reap(self):
         part, self.waiting = self.waiting, None

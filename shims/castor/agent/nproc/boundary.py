@@ -32,7 +32,7 @@ class Boundary:
         self.stepping = False  # in an optimizer's step: its closure calls the model
         self._in_whole = False  # a call that might be divided is computed whole
         self.used = False  # some call was divided
-        self.cached = False  # on a device: PyTorch's allocator keeps the memory of a trial, which is more than that of a step
+        self.cached = 0  # on a device, 2, 1: PyTorch's allocator keeps the memory of a trial, which is more than that of a step; of gradients until the next ones come
         self.settled = False  # a trial has shown that some may be, or a line has said that calls are computed whole
         self.trials = trial.Trials()
         self._shared = []  # (path, reference, _age() then): tensors in shared memory that were there when calls were tried
@@ -233,7 +233,7 @@ class Boundary:
         if lost:
             raise core.GroupError(f"castor: {type(module).__name__} changes {lost[0]} in its forward, which is too large to be kept for a trial: run this "
                                   "script on one rank, or set CASTOR_AUDIT=0")
-        self.cached = torch.cuda.is_initialized()
+        self.cached = 2 if torch.cuda.is_initialized() else 0
         with activations.leaving_if_short(module):  # those of the whole batch, of which this device need not have room for more than some rows
             result = self._computed_whole(stock, module, args, kwargs)
         sums = len(form.sums)
@@ -267,10 +267,10 @@ class Boundary:
         inputs = backward_trial.inputs_of(modules, arguments)
         return (backward_trial.Pass(inputs, [self.job.stages.leaf]), backward_trial.Pass(inputs)) if any(t.is_cuda for t in inputs) else ()
 
-    def trial_passed(self):
-        """The backward pass of what a trial has returned is over."""
-        if self.cached:
-            self.cached = False
+    def release_cached(self, pending):
+        """The backward pass of what a trial has returned is over (pending=2), or the next one begins (1)."""
+        if self.cached == pending:
+            self.cached -= 1
             torch.cuda.empty_cache()
 
     def _compared(self, passes, modules, result):

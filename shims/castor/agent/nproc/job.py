@@ -226,6 +226,7 @@ class Job(script_process.Process):
         batch_norm.refuse_unseen(nodes)
         self._weigh(outputs)
         self.synchronizer.expect()
+        self.boundary.release_cached(1)
 
     def _weigh(self, outputs):
         """Sets the share of this rank's loss."""
@@ -274,7 +275,7 @@ class Job(script_process.Process):
             return self.audit.backward_ended_in_fork(outputs)
         randomness.used()
         self.boundary.level_leaves()
-        self.boundary.trial_passed()
+        self.boundary.release_cached(2)
         if synchronized and len(outputs) == 1 and outputs[0].numel() == 1 and not self.distributed:
             self._show_mean([outputs[0], *losses.scaled_from(outputs[0])])
         if self.audited and not self.distributed:

@@ -101,9 +101,20 @@ class Sums:
 
     def expect(self):
         """The next gradients are to be summed."""
+        if self.job.sums_late and core.plugin_shards() > 1:
+            self._free_last()
         for number, together in enumerate(self.each):
             together.delayed, together.late = number > 0, self.job.sums_late
             together.expect()
+
+    def _free_last(self):
+        """No rank reads the last sums any more, whose memory the next gradients can have: these are all there before any is summed. On all ranks together."""
+        for together in self.each:
+            together.bring()
+        self.job.group.gather([], "the begin of a backward pass")
+        for together in self.each:
+            together.keep.begin()
+            together.keep.release()
 
     def flags(self):
         """What this rank tells the others at the end of a backward."""
