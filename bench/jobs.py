@@ -52,7 +52,7 @@ def head(bench, interpreter, load):
     """The head of a file of results; load: the machine's, before the bench."""
     return {
         "bench": bench,
-        "command": f"bench/{bench}/run.py " + " ".join(sys.argv[1:]),
+        "command": " ".join([os.path.relpath(os.path.abspath(sys.argv[0]), ROOT), *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load": max(load, os.getloadavg()[0])},
         "versions": {"torch": torch_version(interpreter), "libc": " ".join(platform.libc_ver())},

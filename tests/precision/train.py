@@ -23,6 +23,18 @@ class LossInside(torch.nn.Module):
         return F.cross_entropy(self.model(x).flatten(0, -2), targets.flatten())
 
 
+class WithoutGradient(torch.autograd.Function):
+    """Gives its second argument none."""
+
+    @staticmethod
+    def forward(ctx, x, other):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
 @dataclasses.dataclass
 class Output:
     logits: torch.Tensor
@@ -78,6 +90,8 @@ def main():
             loss = loss * 1e6
         if args.habit == "penalty":
             loss = loss + 0.01 * sum(p.float().pow(2).sum() for p in model.parameters())
+        if args.habit == "foreign":
+            loss = WithoutGradient.apply(loss, torch.ones(1, requires_grad=True))
         loss.backward()
         if args.clip:
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip).item())

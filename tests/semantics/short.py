@@ -53,11 +53,14 @@ DIVIDED = {
     "divided_ddp.py": ("gpt_adamw_clipped", "dropout_within_blocks", "recomputed", "accumulated", "evaluated_by_rank_0", "counts_its_calls", "two_models"),
 }
 BOTH_WAYS = "TP=2 PP=2"
+OF_STAGES = ("wide_blocks",)  # whose other layouts show what smaller models do
 
 
 def stays(plugin, ranks, row, place, first):
     """`place`: among the rows of the script with this plugin and number of ranks. `first`: of each sort of each script the run, a title
     or what rows share a process by, that came first."""
+    if row.expect.plugin and row.case in OF_STAGES:
+        return plugin == "gemini" and row.title.endswith(": PP=2") and ranks == 2
     if row.expect.plugin:
         return plugin == "gemini" and row.case in DIVIDED[row.script] and (ranks == 2 or row.script == "divided.py" and row.title.endswith(BOTH_WAYS))
     if plugin != "gemini":

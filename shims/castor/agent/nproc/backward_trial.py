@@ -45,6 +45,8 @@ class Pass:
 
     def _sketching(self, number):
         def sketch(grad):
+            if grad is None:  # a function of the script's gives none
+                return None
             if grad.layout is torch.strided and grad.dtype in tensors.DTYPES:
                 here = grad.detach().contiguous().cpu()
                 with self._lock:

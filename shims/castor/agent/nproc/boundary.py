@@ -63,7 +63,7 @@ class Boundary:
         audit = self.job.audit
         if audit.in_fork:
             return self._call_in_fork(stock, module, args, kwargs)
-        self.job.adopt_placed(module)
+        self.job.adopt_placed(module, lambda: self._why_one_has_it(list(module.named_modules()), (args, kwargs)))
         if not self._able() or not self._holds_registered(module):
             return stock(module, *args, **kwargs)
         modules = list(module.named_modules())
@@ -136,15 +136,20 @@ class Boundary:
             division.local_batch.look_at((args, kwargs))
             return stock(module, *args, **kwargs)
 
+    def _why_one_has_it(self, modules, arguments):
+        """Why several ranks cannot have a model with these submodules (name, module) together, as far as that can be seen before a call; empty: they may."""
+        why = layout.why_one_has_it(modules)
+        if not why and self.job.layout.stages > 1 and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf, _ in rows.leaves(arguments)):
+            why = "gets an argument that requires a gradient, of which one stage has it"
+        return why
+
     def _prepare_replica(self, module, modules, arguments):
         """Raises Apart where several ranks cannot have a model together."""
-        why = layout.why_one_has_it(modules)
+        why = self._why_one_has_it(modules, arguments)
         if why:
             raise rows.Apart(why)
         self.job.layout.open_groups()
         if self.job.layout.stages > 1:
-            if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf, _ in rows.leaves(arguments)):
-                raise rows.Apart("gets an argument that requires a gradient, of which one stage has it")
             if any(p.requires_grad and not script_process.is_registered(p) for p in module.parameters()):
                 raise rows.Apart("has parameters that require gradients, and are no optimizer's")
             self.job.stages.prepare(module)

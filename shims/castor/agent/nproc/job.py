@@ -41,7 +41,7 @@ class Job(script_process.Process):
         self.counts = set()  # sizes of the whole batches that were delivered since the last backward
         self.loss = core.options.loss
         self.clipped = 0  # a digest of the clipping since the last step, the same on every rank
-        self.unplaced = weakref.WeakSet()  # optimizers of parameters on devices that no model's call has placed in a stage yet (adopt_placed)
+        self.unplaced = []  # references to optimizers of parameters on devices that no model's call has placed in a stage yet (adopt_placed), in their order
         self.batch = 0.0  # a digest of the current batch's indices, the same on every rank
         self.split_seen = False  # a DataLoader's batches were split
         self.switched = lambda: None  # weak reference to the model that was last put into a mode
@@ -92,26 +92,32 @@ class Job(script_process.Process):
     def adopt(self, optimizer):
         """Registers the parameters of an optimizer that need gradients and are not registered yet."""
         if self.layout.stages > 1 and any(p.is_cuda for p in store.parameters_of(optimizer)):
-            self.unplaced.add(optimizer)
+            self.unplaced.append(weakref.ref(optimizer))
         else:
             self._adopt_of(optimizer)
 
     def _adopt_of(self, optimizer):
         self._adopt(p for p in self.with_data(optimizer) if p.requires_grad)
 
-    def adopt_placed(self, module):
-        """Before a call of a model, which tells where the parameters are used that came to optimizers."""
+    def adopt_placed(self, module, why_whole):
+        """Before a call of a model, which tells where the parameters are used that came to optimizers. why_whole(): why it will be computed whole; empty: it may be
+        in stages."""
         if not self.unplaced or not store.active() or self.distributed:
             return
         own = {id(p) for p in module.parameters()}
-        found = [optimizer for optimizer in list(self.unplaced) if any(id(p) in own for p in store.parameters_of(optimizer))]
-        if found:
-            self.stages.place(module)
-            self._adopt_unplaced(found)
+        if any(id(p) in own for optimizer in self._unplaced() for p in store.parameters_of(optimizer)):
+            if not why_whole():
+                self.stages.place(module)
+            self._adopt_unplaced(own)
 
-    def _adopt_unplaced(self, optimizers):
-        for optimizer in optimizers:
-            self.unplaced.discard(optimizer)
+    def _unplaced(self):
+        return [optimizer for optimizer in (reference() for reference in self.unplaced) if optimizer is not None]
+
+    def _adopt_unplaced(self, own=None):
+        """own: of optimizers that have some of these parameters, by identity; None: of all."""
+        found = [optimizer for optimizer in self._unplaced() if own is None or any(id(p) in own for p in store.parameters_of(optimizer))]
+        self.unplaced = [reference for reference in self.unplaced if reference() is not None and not any(reference() is each for each in found)]
+        for optimizer in found:
             self._adopt_of(optimizer)
 
     def adopt_waiting(self):
@@ -204,7 +210,7 @@ class Job(script_process.Process):
         if self.boundary.division is not None:
             raise core.Error("castor: a backward pass begins inside of a model's forward, which computes some rows of the batch")
         self.adopt_waiting()
-        self._adopt_unplaced(list(self.unplaced))
+        self._adopt_unplaced()
         self._adopt_moved()
         self.audited = False
         self.backwards += 1

@@ -60,7 +60,7 @@ def sum_over(group, parameters):
 
 
 def _unscaled(grad):
-    return None if _inverse is None else grad * _inverse
+    return None if grad is None or _inverse is None else grad * _inverse  # None: a function of the script's gives no gradient
 
 
 class Observer(events.Observer):
