@@ -1,6 +1,7 @@
 """Steps on the host: scripts that touch parameters, gradients and states at once after a step, in orders that chance chooses, while it may still be
 under way; and parameters of which the processors step some."""
 import copy
+import os
 import random
 import threading
 
@@ -120,6 +121,13 @@ class Toucher:
 
     def way_lists(self, p):
         torch._foreach_mul_(self.parameters, 0.9999)
+
+    def way_forks(self, p):
+        """As a DataLoader starts a worker, which does not use the device."""
+        worker = os.fork()
+        if not worker:
+            os._exit(0)
+        return torch.tensor(float(os.waitpid(worker, 0)[1]))
 
     def way_takes_gradients(self, p):
         with torch.enable_grad():

@@ -19,7 +19,8 @@ _TYPES = torch.float32, torch.float16, torch.bfloat16
 _STAGED = 16 << 20  # bytes of gradients that may be on their way, of one device and thread; twice the largest one where that is more
 
 _aside = {}  # id of a parameter: (the parameter, its gradient), while PyTorch accumulates the next
-_thread = threading.local()  # .staging: by device
+# By thread and device. Not local to threads: a forked child, as a DataLoader's worker, frees what is local to threads that it does not have, and pinned memory needs CUDA.
+_staging = {}
 
 
 class _Staging:
@@ -96,7 +97,7 @@ def _added(p):
         held.add_(new)
         return True
     device, size = step_common.device(held.device.index), held.numel() * held.element_size()
-    staging = _thread.__dict__.setdefault("staging", {}).setdefault(device.index, _Staging())
+    staging = _staging.setdefault((threading.get_ident(), device.index), _Staging())
     device.goes.wait_stream(torch.cuda.current_stream(device.index))
     try:
         memory = staging.take(size, device)
