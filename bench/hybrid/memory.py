@@ -34,8 +34,9 @@ def train():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     print("parameters", sum(p.numel() for p in model.parameters()))
     for step in range(STEPS):
+        tokens, targets = plain.batch(step)
         optimizer.zero_grad()
-        loss = plain.loss_of(model(plain.batch(step)[0].cuda()), plain.batch(step)[1].cuda())
+        loss = plain.loss_of(model(tokens.cuda()), targets.cuda())
         loss.backward()
         optimizer.step()
         print("loss", loss.item(), flush=True)

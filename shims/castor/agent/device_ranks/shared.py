@@ -117,24 +117,24 @@ def share(group, some):
     arrivals.forget([p for p, _ in some])
     if arrived:
         chosen[()] += _share_arrived(group, arrived)
-    for alike_ in chosen.values():
-        while alike_ and serves(group):
+    for rest in chosen.values():
+        while rest and serves(group):
             size, count = 0, 0
-            while count < len(alike_) and (not count or size + alike_[count][0].nbytes <= AT_ONCE):
-                size, count = size + alike_[count][0].nbytes, count + 1
-            _share(group, alike_[:count])
-            alike_ = alike_[count:]
+            while count < len(rest) and (not count or size + rest[count][0].nbytes <= AT_ONCE):
+                size, count = size + rest[count][0].nbytes, count + 1
+            _share(group, rest[:count])
+            rest = rest[count:]
     _settle(some, states_here)
 
 
 def _settle(some, states):
     """What ranks other than this one compute with is on the host here, and what this one does with comes back to the device. states: before it was shared."""
-    away = [p for p, entry in some if entry.away and not entry.stays and entry.node is not None]
-    here = [p for (p, entry), state in zip(some, states) if entry.away is False and entry.node is not None and state == _ON_DEVICE]
+    away = _starts([p for p, entry in some if entry.away and not entry.stays and entry.node is not None])
+    here = _starts([p for (p, entry), state in zip(some, states) if entry.away is False and entry.node is not None and state == _ON_DEVICE])
     if away:
-        core.homes_away(pages.numbers(_starts(away)), len(_starts(away)))
+        core.homes_away(pages.numbers(away), len(away))
     if here:
-        pages.tried(core.homes_move, pages.numbers(_starts(here)), len(_starts(here)), core.HOME_DEVICE)  # as far as there is room
+        pages.tried(core.homes_move, pages.numbers(here), len(here), core.HOME_DEVICE)  # as far as there is room
 
 
 def _starts(some):
