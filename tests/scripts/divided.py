@@ -156,11 +156,41 @@ def recomputed(log):
     class Recomputed(Perceptrons):
         def forward(self, x):
             x = self.enter(x)
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
+            for number, block in enumerate(self.blocks):
+                x = checkpoint(block, x, use_reentrant=number % 2 == 0)
             return self.leave(x)
 
     train(log, Recomputed(within=False), of_classes)
+
+
+class RunAgain(torch.autograd.Function):
+    """A script's own checkpoint."""
+
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function = function
+        ctx.save_for_backward(x)
+        return function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.function(x)
+        torch.autograd.backward(y, grad)
+        return None, x.grad
+
+
+@record.case
+def recomputed_by_its_own(log):
+    class Recomputed(Perceptrons):
+        def forward(self, x):
+            x = self.enter(x)
+            for block in self.blocks:
+                x = RunAgain.apply(block, x)
+            return self.leave(x)
+
+    train(log, Recomputed(within=False, dropout=0.0), of_classes)
 
 
 @record.case

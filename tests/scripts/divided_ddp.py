@@ -57,6 +57,11 @@ def recomputed(log):
 
 
 @record.case
+def recomputed_by_its_own(log):
+    divided.recomputed_by_its_own(log)
+
+
+@record.case
 def encoder(log):
     divided.encoder(log)
 

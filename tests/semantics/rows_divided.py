@@ -11,7 +11,7 @@ ADAPTIVE = "gpt_adamw_clipped", "accumulated"
 OF_KEYS = "hf_bert", "hf_vit"  # gradients of the keys' biases cancel
 CASES = (
     "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
-    "encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit wide_blocks"
+    "recomputed_by_its_own encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit wide_blocks"
 ).split()
 OPTIONS = {"wide_blocks": ("CASTOR_AUDIT=1",), "one_rank_calls_alone": ("CASTOR_TIMEOUT=5",)}  # so the second step of wide blocks is divided
 # What a line says where a model is computed whole.
@@ -20,17 +20,18 @@ WHOLE = {
     "frozen_first_blocks": {"PP": r"computed whole on every rank.*\(Perceptrons: has nothing to train in layers 0 to [01] "},
     "layers_are_exchanged": {"PP=4": r"computed whole on every rank.*\(Perceptrons: has no stages: 4 parts of a pipeline "},
     "skips_a_block": {"PP": r"computed whole on every rank.*\(Skipping: .*calls layer 3 of its chain"},
+    "recomputed_by_its_own": {"PP": r"computed whole on every rank.*\(Recomputed: .*calls layer 0 of its chain without gradients"},
     "remembers_each_block": {"PP": r"computed whole on every rank.*\(Remembering: .*computes \(.*\) with the output of a layer of an earlier"},
 }
 
 
 OF_RANKS = (
     "gpt_adamw_clipped loss_outside batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed encoder frozen_first_blocks "
-    "remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 one_rank_calls_alone results_one_after_another parameters_in_the_loss "
+    "recomputed_by_its_own remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 one_rank_calls_alone results_one_after_another parameters_in_the_loss "
     "some_results_unused counts_its_calls gradients_of_arguments hooks_of_the_script late_change two_models vocabulary_of_embeddings"
 ).split()
 WHOLE_OF_RANKS = {
-    **{case: WHOLE[case] for case in ("batch_norms", "frozen_first_blocks", "remembers_each_block")},
+    **{case: WHOLE[case] for case in ("batch_norms", "frozen_first_blocks", "recomputed_by_its_own", "remembers_each_block")},
     "counts_its_calls": {"": r"computed whole on every rank.*\(Counting: "},
     "gradients_of_arguments": {"": r"computed whole on every rank.*\(Perceptrons: gets an argument that requires a gradient"},
     "hooks_of_the_script": {"": r"computed whole on every rank.*\(Perceptrons: a hook of the script looks into blocks.1"},

@@ -17,10 +17,10 @@ _SEED = 23
 
 class Pass:
     """Sketches of the gradients of `inputs`. beyond: leaves that the pass must reach, too, and that get none. failed: it raised, as it would for a script that
-    asks for gradients twice."""
+    asks for gradients twice. nested: a function of the script's called a pass of its own, which gives parameters gradients several times in one pass."""
 
     def __init__(self, inputs, beyond=()):
-        self.inputs, self.beyond, self.half, self.failed = inputs, beyond, False, False
+        self.inputs, self.beyond, self.half, self.failed, self.nested = inputs, beyond, False, False, False
         self.sketches = torch.zeros(len(inputs), core.SKETCH_BUCKETS, dtype=torch.float64, device="cpu")
         self._lock = threading.Lock()
 
@@ -34,7 +34,7 @@ class Pass:
             type(node).__name__ == "ToCopyBackward0" for node in graph.nodes(outputs))
         handles = [t.register_hook(self._sketching(number)) for number, t in enumerate(self.inputs)]
         try:
-            events.run_unheard(outputs, [_gradient_like(t) for t in outputs], [*self.inputs, *self.beyond])
+            _, self.nested = events.run_unheard(outputs, [_gradient_like(t) for t in outputs], [*self.inputs, *self.beyond])
         except core.GroupError:
             raise
         except Exception:  # checkpoints and compiled graphs that can be gone through once

@@ -20,7 +20,7 @@ from .. import core, patching
 from ..common import store, tensors, traced
 from ..device import activations
 from ..process import events
-from . import backward_trial, contents, layout, losses, randomness, rows, script_process, streams, trial
+from . import backward_trial, contents, layout, losses, randomness, rows, script_process, stages, streams, trial
 
 _LARGE = 1 << 20  # bytes of a tensor above which a look at some of them must do
 
@@ -606,13 +606,15 @@ def again_within(function, inside, within):
     return run
 
 
-def install_checkpoint(recomputed):
-    """recomputed(function): what a checkpoint is to call in the place of a function."""
+def install_checkpoint(recomputed, in_stages):
+    """recomputed(function): what a checkpoint is to call in the place of a function. in_stages(): this is called by a stage of a model."""
 
     def wrap(stock):
         @functools.wraps(stock)
-        def checkpoint(function, *args, **kwargs):
-            return stock(recomputed(function), *args, **kwargs)
+        def checkpoint(function, *args, use_reentrant=None, **kwargs):
+            if use_reentrant is not False and in_stages() and stages.gives_as_much_without_reentry(args):
+                use_reentrant = False
+            return stock(recomputed(function), *args, use_reentrant=use_reentrant, **kwargs)
 
         return traced.unless_compiled(checkpoint, stock, in_graphs=True)
 
@@ -641,6 +643,6 @@ def install(job):
     register_optimizer_step_pre_hook(functools.partial(note_step, True))
     register_optimizer_step_post_hook(functools.partial(note_step, False))
     patching.replace("torch.nn.Module.__call__", wrap)
-    install_checkpoint(job.boundary.recomputed)
+    install_checkpoint(job.boundary.recomputed, lambda: job.boundary.division is not None and job.layout.stages > 1)
     patching.replace("torch.Tensor.register_hook", wrap_asking)
     patching.replace("torch.Tensor.retain_grad", wrap_asking)

@@ -130,7 +130,9 @@ class Members:
             finally:
                 self.trying = False
         core.event_call(1)
-        ddp.reducer.late = self.layout.stages > 1  # which wait for each other within a backward pass: sums, which come in one order on all ranks, wait for its end
+        # Stages wait for each other within a backward pass, and one nested in it gives a parameter a gradient for each member's batch: sums, which come in one
+        # order on all ranks, wait for its end.
+        ddp.reducer.late = self.layout.stages > 1 or form.nested
         try:
             return run()
         except rows.Apart as error:
@@ -238,6 +240,7 @@ class Members:
             changes = before.changed()
             with trial.unheard():
                 divided.go_back(made)
+            form.nested = divided.nested or divided.failed  # it may have them
             made = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
         given.put_back()
         lost = before.put_back()
@@ -370,4 +373,5 @@ def install():
 
     patching.replace("torch.nn.parallel.DistributedDataParallel._run_ddp_forward", wrap)
     reducer.at_sync.append(_place)
-    boundary.install_checkpoint(lambda function: functools.reduce(lambda made, members: members.recomputed(made), _members.values(), function))
+    boundary.install_checkpoint(lambda function: functools.reduce(lambda made, members: members.recomputed(made), _members.values(), function),
+                                lambda: any(members.running is not None and members.layout.stages > 1 for members in _members.values()))

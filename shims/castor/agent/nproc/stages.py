@@ -95,6 +95,16 @@ def filled(nesting, tensors):
     return rows.mapped(nesting, lambda leaf, path: next(left) if isinstance(leaf, Hole) else leaf)
 
 
+def gives_as_much_without_reentry(arguments):
+    """Of a reentrant checkpoint that gets these arguments in a stage, which computes without a graph, and so cannot begin with what arrives from the stage
+    before: whether the other kind gives gradients to the same tensors. (The reentrant one gives none where no argument requires one, or one inside of a list does.)"""
+    from ...shardformer import _stages
+
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    inside = [leaf for a in arguments if not isinstance(a, torch.Tensor) for leaf, _ in rows.leaves(a) if isinstance(leaf, torch.Tensor)]
+    return any(t.requires_grad or isinstance(t, _stages._Elsewhere) for t in tensors) and not any(t.requires_grad for t in inside)
+
+
 class _Arrived(torch.autograd.Function):
     """What the stage before has sent; its gradients go back there."""
 
@@ -275,7 +285,7 @@ class _Pass:
 
     def __init__(self, stages, begin, end, last, given, states):
         self._ended, self._run = stages._Ended, stages._Run(begin, end, last, given)
-        self._begin, self._states = begin, states
+        self._begin, self._states, self._trains = begin, states, torch.is_grad_enabled()
 
     @contextlib.contextmanager
     def through(self, layers):
@@ -290,6 +300,8 @@ class _Pass:
         def layer(*args, **kwargs):
             if place == self._begin - 1:  # before what a checkpoint around the next layer keeps of them
                 streams.restore(self._states)
+            if self._trains and not torch.is_grad_enabled():
+                raise RuntimeError(f"calls layer {place} of its chain without gradients, as a checkpoint of its own may do")
             return self._run.layer(place, lambda: forward(*args, **kwargs))
 
         return layer

@@ -26,6 +26,7 @@ class Form:
         self.calls = 0
         self.whole = False  # such calls must be computed whole
         self.tried = False  # a trial over stages has failed, by what a model sets in its first call on one of them perhaps
+        self.nested = False  # its graph has passes of their own, such as reentrant checkpoints
         self.sums = set()  # paths of losses in the result that are sums over rows, or divided by what the whole batch has
         self.arguments = None  # {path: the dimension of rows, or None}; later lengths may be the batch's by chance
         self.results = {}  # {path: where its rows are}

@@ -82,10 +82,16 @@ def observe_only(observer):
 _engine = None  # of PyTorch
 
 
+class _Pending(list):
+    """(callback, raised) each, for the end of a pass. accumulated: a pass that it called, as a reentrant checkpoint does, gave gradients to parameters."""
+
+    accumulated = False
+
+
 @contextlib.contextmanager
 def _outermost():
     """What comes at the end of the pass that runs in here; passes that this one calls, in other threads too, are parts of it."""
-    pending = _thread.pending = []
+    pending = _thread.pending = _Pending()
     _running.append(pending)
     try:
         yield pending
@@ -95,11 +101,13 @@ def _outermost():
 
 
 def run_unheard(outputs, gradients, inputs):
-    """A pass from the outputs to the inputs, of which no observer hears, through a graph that stays."""
+    """A pass from the outputs to the inputs, of which no observer hears, through a graph that stays. (Their gradients, whether a pass that it called gave some
+    to parameters)."""
     with _outermost() as pending:
-        _engine(tuple(outputs), tuple(gradients), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
+        made = _engine(tuple(outputs), tuple(gradients), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
     for callback, _ in pending:
         callback()
+    return made, pending.accumulated
 
 
 def _wrap(run):
@@ -109,9 +117,11 @@ def _wrap(run):
     @stacks.unseen
     @functools.wraps(run)
     def engine_run_backward(t_outputs, *args, **kwargs):
-        if is_running():
-            return run(t_outputs, *args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", False)
+        running = _pending()
+        if running is not None:
+            running.accumulated = running.accumulated or accumulates
+            return run(t_outputs, *args, **kwargs)
         begin = core.phase_begin(core.PHASE_BACKWARD) if accumulates else None
         pending, heard = (), tuple(_observers) if accumulates else ()
         try:
