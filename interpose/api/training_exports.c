@@ -151,8 +151,10 @@ void castor_event_audit(double difference) {
     trace_gauge_set(GAUGE_AUDIT_DIFFERENCE, (uint64_t)(difference * BILLION));
 }
 
-void castor_event_call(int by_rows) {
+void castor_event_call(int by_rows, int with_passes) {
     trace_counter_add(by_rows ? GAUGE_CALLS_BY_ROWS : GAUGE_CALLS_WHOLE, 1);
+    if (with_passes)
+        trace_counter_add(GAUGE_CALLS_1F1B, 1);
 }
 
 void castor_event_rows(uint64_t nanoseconds) {

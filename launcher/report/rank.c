@@ -104,6 +104,7 @@ static void find_times(report_rank *rank) {
     rank->reduce_seconds = kind_seconds(counters, TRACE_REDUCE);
     rank->wait_seconds = (double)report_gauge(process, GAUGE_WAIT_NS).last / 1e9;
     rank->calls_by_rows = report_gauge(process, GAUGE_CALLS_BY_ROWS).last;
+    rank->calls_1f1b = report_gauge(process, GAUGE_CALLS_1F1B).last;
     rank->calls_whole = report_gauge(process, GAUGE_CALLS_WHOLE).last;
     rank->rows_seconds = (double)report_gauge(process, GAUGE_ROWS_NS).last / 1e9;
     if (process->last_ns > counters->start_monotonic_ns)

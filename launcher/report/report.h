@@ -118,7 +118,7 @@ typedef struct report_rank {
     double backward_seconds, optimizer_seconds; /* in all */
     double collective_seconds, reduce_seconds;  /* on worker threads: beside the others, not part of them */
     double wait_seconds;
-    uint64_t calls_by_rows, calls_whole; /* of models (CASTOR_BATCH=model) */
+    uint64_t calls_by_rows, calls_1f1b, calls_whole; /* of models (CASTOR_BATCH=model) */
     double rows_seconds;
     double lived_seconds; /* of the process, if its phases are known; else since its first record */
     bool has_phases;      /* false: the recorder did not know of phases, or the agent was not there */

@@ -452,6 +452,7 @@ static void write_rank(json_writer *json, const report *report, const report_ran
     json_number(json, "wait_seconds", rank->wait_seconds);
     if (rank->calls_by_rows + rank->calls_whole > 0) {
         json_unsigned(json, "calls_by_rows", rank->calls_by_rows);
+        json_unsigned(json, "calls_1f1b", rank->calls_1f1b);
         json_unsigned(json, "calls_whole", rank->calls_whole);
         json_number(json, "rows_seconds", rank->rows_seconds);
     }

@@ -382,8 +382,11 @@ static void write_calls(const report *report, FILE *out) {
             most = &report->ranks[i];
     if (most == NULL)
         return;
-    fprintf(out, "  models    %" PRIu64 " call%s divided, %" PRIu64 " whole on every rank",
-            most->calls_by_rows, most->calls_by_rows == 1 ? "" : "s", most->calls_whole);
+    fprintf(out, "  models    %" PRIu64 " call%s divided", most->calls_by_rows,
+            most->calls_by_rows == 1 ? "" : "s");
+    if (most->calls_1f1b > 0)
+        fprintf(out, " (%" PRIu64 " in 1F1B)", most->calls_1f1b);
+    fprintf(out, ", %" PRIu64 " whole on every rank", most->calls_whole);
     if (most->rows_seconds > 0)
         fprintf(out, "; gathering rows took rank %d %s, with its waits (%.1f%%)", most->rank,
                 text_seconds(time, most->rows_seconds),

@@ -106,6 +106,69 @@ def batches_of_other_sizes(log):
     train(log, gpt(), lambda model, step: model(tokens(step, 2 + step), tokens(step + 1000, 2 + step))[1])
 
 
+@record.case
+def gone_back_twice(log):
+    def loss_of(model, step):
+        loss = of_tokens(model, step)
+        (loss * 3).backward(retain_graph=True)
+        return loss / 2
+
+    train(log, gpt(), loss_of, without_momentum)
+
+
+@record.case
+def two_calls_for_a_backward(log):
+    train(log, gpt(), lambda model, step: of_tokens(model, step) + 2 * of_tokens(model, step + 100), without_momentum)
+
+
+@record.case
+def calls_that_nobody_goes_back_from(log):
+    def loss_of(model, step):
+        log.note("looked at", of_tokens(model, step + 100).detach())
+        return of_tokens(model, step)
+
+    train(log, gpt(), loss_of, without_momentum, steps=8)
+
+
+@record.case
+def masked_and_scaled(log):
+    """Microbatches that count other numbers of targets, one of them none, and a loss that is scaled."""
+
+    def loss_of(model, step):
+        targets = tokens(step + 1000)
+        targets[1, : 1 + 2 * step] = -100
+        targets[step % 4] = -100
+        return model(tokens(step), targets)[1] * 3.0**step
+
+    train(log, gpt(), loss_of, lambda parameters: torch.optim.SGD(parameters, lr=1e-3))
+
+
+@record.case
+def sum_of_losses(log):
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Perceptrons(within=False)
+
+        def forward(self, x, y):
+            return F.cross_entropy(self.inner(x), y, reduction="sum")
+
+    def loss_of(model, step):
+        generator = torch.Generator().manual_seed(batches + step)
+        return model(torch.randn(8, 8, generator=generator), torch.randint(0, 3, (8,), generator=generator)) / 8
+
+    train(log, Summed(), loss_of, without_momentum, steps=8)
+
+
+@record.case
+def logits_are_used_late(log):
+    def loss_of(model, step):
+        logits, loss = model(tokens(step), tokens(step + 1000))
+        return loss + logits.square().mean() if step == 6 else loss
+
+    train(log, gpt(), loss_of, without_momentum, steps=8)
+
+
 class Residual(nn.Sequential):
     def forward(self, x):
         return x + super().forward(x)

@@ -59,6 +59,7 @@ class Expect:
     plugin: str = ""  # which the row has in place of gemini; others it has not
     only_ranks: tuple = ()  # numbers of ranks; empty: any
     divided: bool = False  # some calls of the models are divided over the ranks
+    in_1f1b: bool = False  # some of them with the backward passes of their microbatches
     one_rank: bool = False  # a script of one process, which Castor leaves one process: the result must be bitwise equal
     repeatable: bool = True  # two plain runs are equal
     arguments: tuple = ()

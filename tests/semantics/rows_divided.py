@@ -7,11 +7,16 @@ from rows_single import CANCELS
 
 # CASTOR_TP, CASTOR_PP, and with how many ranks: the others are replicas.
 LAYOUTS = {"TP=2": (2, 4), "PP=2": (2, 4), "TP=2 PP=2": (4,), "TP=4": (4,), "PP=4": (4,)}
+EARLY = {"PP=2 MICROBATCHES=4": (2, 4), "TP=2 PP=2 MICROBATCHES=4": (4,), "PP=4 MICROBATCHES=8": (4,)}  # 1F1B, where a call returns the loss
 ADAPTIVE = "gpt_adamw_clipped", "accumulated"
 OF_KEYS = "hf_bert", "hf_vit"  # gradients of the keys' biases cancel
 CASES = (
     "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
+    "gone_back_twice two_calls_for_a_backward calls_that_nobody_goes_back_from masked_and_scaled sum_of_losses logits_are_used_late "
     "recomputed_by_its_own encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit wide_blocks"
+).split()
+OF_LOSSES = (  # which the model's call returns, and from which alone the script goes back
+    "gpt_sgd gpt_adamw_clipped evaluated accumulated batches_of_other_sizes gone_back_twice masked_and_scaled sum_of_losses hf_gpt2 hf_llama hf_bert hf_t5 hf_vit"
 ).split()
 OPTIONS = {"wide_blocks": ("CASTOR_AUDIT=1",), "one_rank_calls_alone": ("CASTOR_TIMEOUT=5",)}  # so the second step of wide blocks is divided
 # What a line says where a model is computed whole.
@@ -38,6 +43,7 @@ WHOLE_OF_RANKS = {
 }
 REFUSED = {
     "results_one_after_another": {"PP": r"goes once more through the results of a model whose gradients were summed"},
+    "logits_are_used_late": {"MICROBATCHES": r"goes back from more than the loss that the model returns"},
     "one_rank_calls_alone": {"": r"make each call together whose gradients are summed, and not all of them came"},
 }
 
@@ -47,12 +53,13 @@ def row_of(case, layout, ranks, whole):
     options = (*(f"CASTOR_{word}" for word in layout.split()), *shards, *OPTIONS.get(case, ()))
     says, refused = (next((pattern for part, pattern in those.get(case, {}).items() if part in layout), "") for those in (whole, REFUSED))
     expect = adaptive if case in ADAPTIVE else like(sgd, tolerance=replace(CANCELS, floor=1e-6)) if case in OF_KEYS else sgd
-    return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False, divided=not says, refused=refused)
+    early = not says and not refused and "MICROBATCHES" in layout and case in OF_LOSSES
+    return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False, divided=not says, in_1f1b=early, refused=refused)
 
 
-def rows_of(cases, whole):
-    return {f"{case}: {layout}": row_of(case, layout, ranks, whole) for case in cases for layout, ranks in LAYOUTS.items()}
+def rows_of(cases, whole, layouts):
+    return {f"{case}: {layout}": row_of(case, layout, ranks, whole) for case in cases for layout, ranks in layouts.items()}
 
 
 ALONE = like(sgd, plugin="hybrid", only_ranks=(2,), one_rank=True, options=("CASTOR_TP=2",), refused="divide a model over ranks, and this is one process")
-TABLE = {"divided.py": {**rows_of(CASES, WHOLE), "gpt_adamw_clipped: one process": ALONE}, "divided_ddp.py": rows_of(OF_RANKS, WHOLE_OF_RANKS)}
+TABLE = {"divided.py": {**rows_of(CASES, WHOLE, {**LAYOUTS, **EARLY}), "gpt_adamw_clipped: one process": ALONE}, "divided_ddp.py": rows_of(OF_RANKS, WHOLE_OF_RANKS, LAYOUTS)}

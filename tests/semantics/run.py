@@ -199,6 +199,8 @@ class Suite:
                 return f"Castor took no part: {report_of_run['outcome']}, {report_of_run['model_data']['numel']} parameters"
             if row.expect.divided and not all(rank.get("calls_by_rows") for rank in report_of_run["ranks"]):
                 return "no call of a model was divided"
+            if row.expect.in_1f1b and not all(rank.get("calls_1f1b") for rank in report_of_run["ranks"]):
+                return "no call of a model ran its backward passes"
             if not left and row.expect.aside:
                 return "Castor took part, though the row says that it is left to PyTorch"
             for rank in report_of_run["ranks"]:

@@ -183,7 +183,7 @@
     if (waited > 0) add("Waiting for ranks", share(waited, lived), seconds(waited) + " in all");
     const split = ranks.filter((rank) => rank.calls_by_rows + rank.calls_whole > 0).sort((a, b) => b.rows_seconds - a.rows_seconds)[0];
     if (split)
-      add("Calls by rows", count(split.calls_by_rows), count(split.calls_whole) + " calls of models whole on every rank; gathering rows took " + who(split.rank) + " " + seconds(split.rows_seconds));
+      add("Calls by rows", count(split.calls_by_rows), (split.calls_1f1b ? count(split.calls_1f1b) + " of them in 1F1B; " : "") + count(split.calls_whole) + " calls of models whole on every rank; gathering rows took " + who(split.rank) + " " + seconds(split.rows_seconds));
     const collectives = Object.values(data.collectives);
     if (collectives.length)
       add("Collectives", count(collectives.reduce((sum, row) => sum + row.count, 0)), bytes(collectives.reduce((sum, row) => sum + row.bytes, 0)) + " given by all ranks");

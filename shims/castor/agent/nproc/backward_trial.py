@@ -24,9 +24,9 @@ class Pass:
         self.sketches = torch.zeros(len(inputs), core.SKETCH_BUCKETS, dtype=torch.float64, device="cpu")
         self._lock = threading.Lock()
 
-    def go_back(self, result):
-        """`result`: of a call, whose graph stays."""
-        outputs = list({id(leaf): leaf for leaf, _ in rows.leaves(result) if _is_output(leaf)}.values())
+    def go_back(self, result, only=None):
+        """`result`: of a call, whose graph stays. only: from which part of it, by its path; None: from all of it."""
+        outputs = list({id(leaf): leaf for leaf, path in rows.leaves(result) if _is_output(leaf) and only in (None, path)}.values())
         if not outputs:
             self.failed = True
             return

@@ -8,10 +8,8 @@ rank, which is right, too. What a divided call must not do: change the module by
 neither rows nor losses. Each call is looked at for that, and refused."""
 import contextlib
 import functools
-import numbers
 import threading
 import weakref
-import zlib
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -20,21 +18,20 @@ from .. import core, patching
 from ..common import store, tensors, traced
 from ..device import activations
 from ..process import events
-from . import backward_trial, contents, layout, losses, randomness, rows, script_process, stages, streams, trial
-
-_LARGE = 1 << 20  # bytes of a tensor above which a look at some of them must do
+from . import backward_trial, contents, layout, microbatches, randomness, results, rows, script_process, stages, streams, trial
 
 
 class Boundary:
     def __init__(self, job):
         self.job = job
+        self.results = results.Results(job)
         self.division = None  # of the call that runs
         self.stepping = False  # in an optimizer's step: its closure calls the model
         self._in_whole = False  # a call that might be divided is computed whole
         self.used = False  # some call was divided
         self.cached = 0  # on a device, 2, 1: PyTorch's allocator keeps the memory of a trial, which is more than that of a step; of gradients until the next ones come
         self.settled = False  # a trial has shown that some may be, or a line has said that calls are computed whole
-        self.trials = trial.Trials()
+        self.trials = trial.Trials(job.layout.may_go_back_early)
         self._shared = []  # (path, reference, _age() then): tensors in shared memory that were there when calls were tried
         self.deliveries = 0  # of loaders
         self.rows = 0  # of the batch that a loader gave last; 0: not known
@@ -79,18 +76,19 @@ class Boundary:
                 self._prepare_replica(module, modules, (args, kwargs))
         except rows.Apart as error:
             return self._whole(stock, module, args, kwargs, error)
-        if form.due:
-            return self._tried(stock, module, modules, args, kwargs, form, division, own_args, own_kwargs)
+        loss = self._loss_gone_back_from(form)
+        if form.due or loss is not None and form.early is None:
+            return form.watched(self._tried(stock, module, modules, args, kwargs, form, division, own_args, own_kwargs, loss))
         if torch.is_grad_enabled():
             if audit.boundary_reached():
                 return self._call_in_fork(stock, module, args, kwargs)
             self.used = True
             self._divisions.add(division)
-        core.event_call(1)
+        core.event_call(1, loss is not None)
         held, given = contents.Versions(modules), contents.Given((args, kwargs), (own_args, own_kwargs))
         result, raised = None, None
         try:
-            result = self._rows_of(stock, module, division, own_args, own_kwargs, form)
+            result = self._rows_of(stock, module, division, own_args, own_kwargs, form, loss)
         except core.GroupError:
             raise
         except Exception as error:  # on all ranks, or the others must not wait for this one
@@ -98,7 +96,7 @@ class Boundary:
         try:
             if raised is None and given.changed():
                 raised = rows.Apart("changes its arguments, of which each rank has some rows")
-            return self._join(division, held, result, form, raised)
+            return form.watched(self.results.join(division, held, result, form, raised))
         except rows.Apart as error:
             raise core.GroupError(f"castor: the model cannot be computed by rows: {type(module).__name__} {error}, and in one process it would get the "
                                   "whole batch. Run this script on one rank, or let the model do that outside of its forward") from None
@@ -109,7 +107,7 @@ class Boundary:
 
     def _computed_whole(self, stock, module, args, kwargs):
         """With all that it calls."""
-        core.event_call(0)
+        core.event_call(0, 0)
         self._in_whole = True
         try:
             return stock(module, *args, **kwargs)
@@ -121,14 +119,22 @@ class Boundary:
         self.settled = self.settled or level < 3
         self.job.say(f"calls of a model are computed whole on every rank, which is right, and no faster than on one rank ({type(module).__name__}: {why})", level)
 
-    def _rows_of(self, stock, module, division, args, kwargs, form):
+    def _rows_of(self, stock, module, division, args, kwargs, form, loss):
+        """loss: of which result the backward passes are run within the call; None: they are not."""
         if self.job.layout.stages == 1:
             return self._computed(stock, module, division, args, kwargs)
-        count = min(core.options.microbatches or self.job.layout.stages, division.size)
-        parts = [division.part(number, count) for number in range(count)]
+        parts = microbatches.Microbatches(self.results, division, form, core.options.microbatches or self.job.layout.stages, loss)
         began = streams.states()  # each microbatch draws for the whole batch
-        calls = [functools.partial(self._computed, stock, module, part, *self._rows_between(form, (args, kwargs), part)) for part in parts]
-        return self.job.stages.run(module, [(call, began) for call in calls], functools.partial(self._join_parts, division, parts, form))
+        calls = [functools.partial(self._computed, stock, module, part, *parts.rows_of((args, kwargs), part)) for part in parts.parts]
+        passes = None if loss is None else self.job.stages.passes(module, parts, form.reached.gradients[loss])
+        return self.job.stages.run(module, [(call, began) for call in calls], parts.joined, passes=passes)
+
+    def _loss_gone_back_from(self, form):
+        """Of the results of a call that begins now: whose gradient alone the script will ask for, as it did after the last one, so that the call may run the
+        backward passes of its microbatches; None: they are left to the script's."""
+        if form.early is False or not core.options.audit or form.reached is None or not torch.is_grad_enabled():
+            return None
+        return form.reached.loss
 
     def _computed(self, stock, module, division, args, kwargs, within=contextlib.nullcontext):
         division.module = weakref.ref(module)
@@ -155,7 +161,7 @@ class Boundary:
             self.job.stages.prepare(module)
 
         def agreed(found):
-            every = self.job.group.gather([_digest(found)], "how layers are divided")
+            every = self.job.group.gather([results.digest(found)], "how layers are divided")
             return all(row == every[0] for row in every)
 
         if self.job.layers.knows(module, modules):
@@ -167,52 +173,15 @@ class Boundary:
         if not divides:
             self.job.say(f"CASTOR_TP={self.job.layout.tensor_size}: no layer of a {type(module).__name__} is divided, and these ranks compute the same")
 
-    @staticmethod
-    def _rows_between(form, arguments, part):
-        """(args, kwargs) with the rows of a part of this replica's rows."""
-
-        def rows_in(leaf, path):
-            dimension = form.arguments.get(path)
-            if dimension is None or _is_of_model(leaf):
-                return leaf
-            return leaf.narrow(dimension, part.at, part.size) if isinstance(leaf, torch.Tensor) else leaf[part.at:part.at + part.size]
-
-        return rows.mapped(arguments, rows_in, "", _is_column)
-
-    def _join_parts(self, division, parts, form, results):
-        """The results of a replica's rows, made of those of each part."""
-        every = [dict((path, leaf) for leaf, path in rows.leaves(result)) for result in results]
-        if any(list(one) != list(every[0]) for one in every):
-            raise rows.Apart("its microbatches have results of different forms")
-
-        def whole_of(leaf, path):
-            leaves = [one[path] for one in every]
-            place = _place_of(leaf, parts[0]) if isinstance(leaf, torch.Tensor) else None
-            if place == LOSS:
-                division.sums[path] = sum(loss.item() for loss in leaves)
-                if path in form.sums:
-                    return sum(leaves)
-                measures = self._measures(leaves)
-                shares = losses.shares([part.size / division.size for part in parts], [m.row() for m in measures] or [[] for _ in parts])
-                division.measures[path] = losses.added(measures)
-                return sum(share * loss for share, loss in zip(shares, leaves) if share)
-            if place is not None:
-                return torch.cat(leaves, place[0]) if len(leaves) > 1 else leaf
-            if len({_digest(one) for one in leaves}) > 1:
-                raise rows.Apart(f"returns numbers{path and f' (result{path})'} that are made of the rows of a microbatch")
-            return leaf
-
-        return rows.mapped(results[0], whole_of)
-
-    def _tried(self, stock, module, modules, args, kwargs, form, division, own_args, own_kwargs):
-        """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results?"""
+    def _tried(self, stock, module, modules, args, kwargs, form, division, own_args, own_kwargs, loss):
+        """Computes a call by rows, undoes that, and computes it whole: what it returns. Do they have the same results? loss: as for _rows_of()."""
         before, given = contents.Snapshot(modules), contents.Given((args, kwargs), (own_args, own_kwargs), keeps=True)
         self._shared += [(path, tensor, self._age()) for path, tensor in before.shared]
         made, changes, why = None, {}, ""
-        passes = self._passes(modules, (args, kwargs))
+        passes = self._passes(modules, (args, kwargs), loss is not None)
         try:
-            with trial.unheard():
-                made = self._rows_of(stock, module, division, own_args, own_kwargs, form)
+            with trial.unheard(), activations.leaving_if_short(module) if self.job.layout.may_go_back_early else contextlib.nullcontext():
+                made = self._rows_of(stock, module, division, own_args, own_kwargs, form, loss)
         except core.GroupError:
             raise
         except rows.Apart as error:
@@ -223,11 +192,11 @@ class Boundary:
             why = why or "it changes its arguments"
         if self._all_well(why):
             try:
-                made = self._join(division, before, made, form)
+                made = self.results.join(division, before, made, form)
                 changes = before.changed()
                 with trial.unheard():
                     for each in passes[:1]:
-                        each.go_back(made)
+                        each.go_back(made, loss)
                 made = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
             except core.GroupError:
                 raise
@@ -247,8 +216,14 @@ class Boundary:
         why = why or trial.difference(made, result, early) or trial.difference(changes, before.changed(), early, "changes what it holds in another way")
         shares = len(form.sums) == sums  # those of losses were right
         if passes and self._all_well(why) and shares:
-            why = self._compared(passes, modules, result)
+            why = self._compared(passes, modules, result, loss)
         if not self._all_well(why):
+            if loss is not None:
+                since = "" if form.early is None else ". That began after its first calls: since half as many calls as there were, results may differ"
+                form.early, form.left = False, max(form.left, 1)
+                self.job.say(f"the backward passes of a {type(module).__name__} are not run within its calls, so a stage keeps what all microbatches save: "
+                             f"{why or 'on another rank there are other results'}{since}", 1 if since else 3)
+                return result
             if early and self.job.layers.put_together(module):
                 self.job.say(f"the outputs of each divided layer of a {type(module).__name__} are put together, since it has other results where "
                              f"they stay divided (dropout between layers?): {why or 'on another rank'}", 3)
@@ -260,17 +235,22 @@ class Boundary:
             if not early:
                 why = f"{why or 'by rows it has other results on another rank'}. That began after its first calls: since half as many calls as there were, results may differ"
             self._say_whole(module, why or "by rows it has other results on another rank", 2 if early else 1)
-        elif early:
-            form.left -= shares or not passes
-            self.settled = True
+        else:
+            if loss is not None and form.early is None and shares:
+                form.early = True
+                self.job.say(f"the backward passes of a {type(module).__name__} are run within its calls (1F1B), so a stage keeps what at most "
+                             f"{self.job.layout.stages} microbatches save", 3)
+            if early:
+                form.left -= shares or not passes
+                self.settled = True
         return result
 
-    def _passes(self, modules, arguments):
-        """For a trial of the backward passes too: of the call by rows, and of the whole one. Where an audit can be, it is none."""
-        if not torch.is_grad_enabled() or not torch.cuda.is_initialized():
+    def _passes(self, modules, arguments, needed):
+        """For a trial of the backward passes too: of the call by rows, and of the whole one. Where an audit can be, it is none, unless it is needed."""
+        if not torch.is_grad_enabled() or not (needed or torch.cuda.is_initialized()):
             return ()
         inputs = backward_trial.inputs_of(modules, arguments)
-        return (backward_trial.Pass(inputs, [self.job.stages.leaf]), backward_trial.Pass(inputs)) if any(t.is_cuda for t in inputs) else ()
+        return (backward_trial.Pass(inputs, [self.job.stages.leaf]), backward_trial.Pass(inputs)) if needed or any(t.is_cuda for t in inputs) else ()
 
     def release_cached(self, pending):
         """The backward pass of what a trial has returned is over (pending=2), or the next one begins (1)."""
@@ -278,11 +258,11 @@ class Boundary:
             self.cached -= 1
             torch.cuda.empty_cache()
 
-    def _compared(self, passes, modules, result):
+    def _compared(self, passes, modules, result, loss):
         by_rows, whole = passes
         after = contents.Snapshot(modules)
         with trial.unheard():
-            whole.go_back(result)
+            whole.go_back(result, loss)
         after.put_back()
         return backward_trial.differs(self.job, by_rows, whole)
 
@@ -344,7 +324,7 @@ class Boundary:
 
     def _divide(self, module, args, kwargs, form):
         """(the division, this rank's args, and kwargs). The first call of a form tells which arguments have rows."""
-        found = [(leaf, path) for leaf, path in rows.leaves((args, kwargs), _is_column) if not _is_of_model(leaf)]
+        found = [(leaf, path) for leaf, path in rows.leaves((args, kwargs), rows.is_column) if not results.is_of_model(leaf)]
         for leaf, path in found:
             if rows.is_opaque(leaf):
                 raise rows.Apart(f"an argument is a {type(leaf).__name__}, which may hold tensors")
@@ -366,14 +346,14 @@ class Boundary:
 
         def rows_in(leaf, path):
             dimension = form.arguments.get(path)
-            if isinstance(leaf, torch.Tensor) and not _is_of_model(leaf):
+            if isinstance(leaf, torch.Tensor) and not results.is_of_model(leaf):
                 if dimension is not None:
                     self._note_leaf(leaf)
                     return division.rows(leaf, dimension)
                 return rows.Same.apply(leaf, division) if leaf.requires_grad else leaf
             return leaf if dimension is None else leaf[division.first:division.last]
 
-        return (division, *rows.mapped((args, kwargs), rows_in, "", _is_column))
+        return (division, *rows.mapped((args, kwargs), rows_in, "", rows.is_column))
 
     def _dimensions(self, module):
         """The dimension that may be the batch's, and how many rows it must have; 0: any number."""
@@ -423,123 +403,8 @@ class Boundary:
     def differ(self, grads):
         """Whether they are not the same on all ranks."""
         rows.refuse_many()
-        every = self.job.group.gather([float(len(grads)), _digest([_digest(g) for g in grads])], "gradients of tensors that are no parameters")
+        every = self.job.group.gather([float(len(grads)), results.digest([results.digest(g) for g in grads])], "gradients of tensors that are no parameters")
         return any(row != every[0] for row in every)
-
-    # ---- results
-
-    def _join(self, division, held, result, form, raised=None):
-        """The whole results. `raised`: an exception instead of them."""
-        found, joined = {}, {}
-
-        def place(leaf, path):
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in found:
-                found[id(leaf)] = (leaf, path, form.results.setdefault(path, _place_of(leaf, division)))
-            return leaf
-
-        if raised is None:
-            rows.mapped(result, place)
-        self._compare(held, result, found.values(), division, form, raised)
-
-        def whole_of(leaf, path):
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            if id(leaf) not in joined:
-                how = found[id(leaf)][2]
-                if how == LOSS:
-                    path = found[id(leaf)][1]
-                    joined[id(leaf)] = rows.Sum.apply(leaf, 1.0 if path in form.sums else self._share_of(leaf, division, path), division, path)
-                else:
-                    joined[id(leaf)] = leaf if how is None else division.whole(leaf, *how)
-            return joined[id(leaf)]
-
-        return rows.mapped(result, whole_of)
-
-    def _measures(self, of):
-        return [losses.Measure([loss]) for loss in of] if self.job.loss in ("auto", "tokens") else []
-
-    def _share_of(self, loss, division, path):
-        """This rank's share of a loss that the model returns."""
-        compares, row = division.measures.get(path) or losses.added(self._measures([loss]))
-        compares = self.job.loss == "auto" and compares
-        every = self.job.layout.of_replicas(self.job.group.gather([float(compares), division.size / division.count, *row], "what a loss counts for"))
-        if any(compares for compares, *_ in every):
-            raise rows.Apart("returns a loss that compares the samples of a batch with each other")
-        return losses.shares([weight for _, weight, *_ in every], [row for _, _, *row in every])[division.rank]
-
-    def _compare(self, held, result, found, division, form, raised):
-        """Raises Apart for what differs between the ranks and is neither rows nor a loss, on all ranks."""
-        gather = functools.partial(self.job.group.gather, what="what a model returns")
-        if raised is not None:
-            every = gather([RAISED, 0.0])
-            if all(row[0] == RAISED for row in every):
-                raise raised
-            raise rows.Apart(f"raises {type(raised).__name__} on some of the ranks only ({raised})") from raised
-        items = [(f"changes {path} by the rows that it gets", _digest(what)) for path, what in held.changed().items()]
-        forms, apart = [], "asks for gradients inside of it, of which each rank has some rows" if division.hooked else ""
-        for leaf, path, how in found:
-            shape = list(leaf.shape)
-            if how is not None and how != LOSS:
-                dimension, each = how
-                if leaf.dim() <= dimension or leaf.shape[dimension] != division.size * each:
-                    apart = apart or f"returns {shape[0] if shape else 1} rows{path and f' (result{path})'}, where it returned as many as it got"
-                else:
-                    shape[dimension] = -1
-            forms.append((path, shape, str(leaf.dtype), how))
-            if how is None and not _is_of_model(leaf):
-                items.append((f"returns numbers{path and f' (result{path})'} of shape {tuple(leaf.shape)} that are made of the rows that it gets", _digest(leaf)))
-        for leaf, path in rows.leaves(result):
-            if isinstance(leaf, (bool, numbers.Number, str)):
-                items.append((f"returns a number{path and f' (result{path})'} that is made of the rows that it gets", _digest(leaf)))
-            elif not isinstance(leaf, torch.Tensor) and rows.may_hold(leaf):
-                apart = apart or f"returns a {type(leaf).__name__}, whose rows cannot be joined"
-            if _is_count(leaf) and form.counts.setdefault(path, leaf.item() if isinstance(leaf, torch.Tensor) else leaf) != leaf:
-                apart = apart or f"returns a whole number{path and f' (result{path})'} that changes, and may count rows"
-        every = gather([_digest((forms, [text for text, _ in items], apart)), _digest([digest for _, digest in items])])
-        if all(row == every[0] for row in every) and not apart:
-            return
-        what = apart or "returns results, or changes what it holds, in another way on each rank"
-        if any(row[0] == RAISED for row in every):
-            what = "raises an exception on some of the ranks only"
-        elif all(row[0] == every[0][0] for row in every) and not apart:
-            every = gather([digest for _, digest in items])
-            what = next(text for number, (text, _) in enumerate(items) if any(row[number] != every[0][number] for row in every))
-        raise rows.Apart(what)
-
-
-RAISED = -1.0  # instead of a digest
-LOSS = "loss"
-
-
-def _place_of(leaf, division):
-    """(dimension, rows for each row of the batch) of a result; LOSS: it is one; None: it has no rows."""
-    if _is_of_model(leaf) or not rows.is_plain(leaf):
-        return None
-    if not leaf.dim():
-        return LOSS if leaf.requires_grad and leaf.is_floating_point() else None
-    if leaf.shape[0] == division.size:
-        return 0, 1
-    if leaf.dim() > 1 and leaf.shape[1] == division.size:
-        return 1, 1
-    each, rest = divmod(leaf.shape[0], division.size)
-    return (0, each) if each and not rest and division.size > 1 else None
-
-
-def _is_count(leaf):
-    """A whole number, which may be equal on all ranks by chance."""
-    if isinstance(leaf, torch.Tensor):
-        return not leaf.dim() and not leaf.is_floating_point() and not leaf.is_complex() and not _is_of_model(leaf)
-    return isinstance(leaf, int)
-
-
-def _is_of_model(leaf):
-    return isinstance(leaf, torch.nn.Parameter) or isinstance(leaf, torch.Tensor) and script_process.is_registered(leaf)
-
-
-def _is_column(value):
-    """Words and numbers in a list, which are a column of a batch."""
-    return type(value) in (list, tuple) and bool(value) and all(isinstance(item, (str, bytes, int, float)) for item in value)
-
 
 _BATCH_SECOND = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.Transformer, torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)
 
@@ -580,17 +445,6 @@ def why_whole(modules):
 def _is_of_script(hook):
     """PyTorch's own, of weight_norm and of lazy modules, look at weights and shapes."""
     return not (tensors.is_castors(hook) or (getattr(hook, "__module__", None) or "").startswith("torch.nn."))
-
-
-def _digest(tensor):
-    """Of a tensor, or of what its text tells: numbers, words, lists of them."""
-    if not isinstance(tensor, torch.Tensor):
-        return float(zlib.crc32(repr(tensor).encode()))
-    flat = rows.resolved(tensor).reshape(-1)
-    if flat.numel() * flat.element_size() > _LARGE:
-        wide = torch.float64 if flat.is_floating_point() else None
-        return _digest((flat.sum(dtype=wide).item(), flat[::7].sum(dtype=wide).item()))
-    return float(zlib.crc32(flat.view(torch.uint8).cpu().numpy().tobytes())) if flat.numel() else 0.0
 
 
 def again_within(function, inside, within):

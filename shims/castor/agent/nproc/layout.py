@@ -57,6 +57,11 @@ class Layout:
     def is_last(self):
         return self.stage == self.stages - 1
 
+    @property
+    def may_go_back_early(self):
+        """Whether backward passes of microbatches within a call, as soon as they can be (one_f_one_b.py), save memory."""
+        return 1 < self.stages < core.options.microbatches
+
     def open_groups(self, members=False):
         """Those that a model's call uses: on all ranks together, since while it runs some of them wait for others. members: of all that have a model, too."""
         first = self.replica * self.copies
@@ -66,12 +71,13 @@ class Layout:
             if self.tensor_size > 1:
                 self._open("tensor", device, range(self.rank - self.place, self.rank - self.place + self.tensor_size))
             if self.stages > 1:
-                self._open("stages", device, range(first + self.place, first + self.copies, self.tensor_size))
+                for whose in ("stages", "stages back")[:1 + self.may_go_back_early]:
+                    self._open(whose, device, range(first + self.place, first + self.copies, self.tensor_size))
 
     def _open(self, whose, device, ranks):
         if (whose, device) not in self._groups:
             self._groups[whose, device] = own_group.made(self._control(), f"castor-{whose}-{device}-{ranks[0]}", list(ranks), device)
 
     def group(self, whose, device):
-        """Of the "tensor"-parallel ranks, of the "stages" of one replica with one place, or of the "members" of one replica: for tensors of a type of devices."""
+        """Of the "tensor"-parallel ranks, of the "stages" of one replica with one place ("stages back": for their gradients), or of the "members" of one replica: for tensors of a type of devices."""
         return self._groups[whose, device]

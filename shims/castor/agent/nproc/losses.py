@@ -212,6 +212,11 @@ class Measure:
         """Whether the divisor of some term is unknown."""
         return any(kind == core.TERM_OTHER for kind, _ in self.terms)
 
+    @property
+    def counts_nothing(self):
+        """Whether it is a mean over nothing."""
+        return any(kind in (core.TERM_MEAN_OF_TARGETS, core.TERM_SUM_DIVIDED) and not count for kind, count in self.terms)
+
     def row(self):
         """The same number of values on every rank: how many terms, then kind and count of each."""
         terms = self.terms[:core.LOSS_TERMS]

@@ -22,7 +22,7 @@ from ..common import store, traced
 from ..device_ranks import pages
 from ..nodes import grouping
 from ..process import events
-from . import backward_trial, boundary, contents, divided_layers, layout, rows, stages, streams, trial
+from . import backward_trial, boundary, contents, divided_layers, layout, rows, stage_link, stages, streams, trial
 
 
 OFTEN = 16  # calls
@@ -93,7 +93,7 @@ class Members:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             holes.append(leaf)
-            return stages.Hole(leaf)
+            return stage_link.Hole(leaf)
 
         words = states = values = None
         if not why:
@@ -110,8 +110,8 @@ class Members:
         if why:
             return self._whole(stock, ddp, args, kwargs, why)
         words = [pickle.loads(each[3]) for each in every]
-        kinds = [[(leaf.shape, leaf.dtype, leaf.device) for leaf, _ in rows.leaves(each) if isinstance(leaf, stages.Hole)] for each in words]
-        inputs = [stages.filled(each, tensors) for each, tensors in zip(words, self._exchanged(kinds, holes))]
+        kinds = [[(leaf.shape, leaf.dtype, leaf.device) for leaf, _ in rows.leaves(each) if isinstance(leaf, stage_link.Hole)] for each in words]
+        inputs = [stage_link.filled(each, tensors) for each, tensors in zip(words, self._exchanged(kinds, holes))]
         inputs[self.own] = args, kwargs
         began = [each[4] for each in every]
         try:
@@ -129,7 +129,7 @@ class Members:
                 return self._tried(stock, ddp, modules, form, inputs[self.own], run)
             finally:
                 self.trying = False
-        core.event_call(1)
+        core.event_call(1, 0)
         # Stages wait for each other within a backward pass, and one nested in it gives a parameter a gradient for each member's batch: sums, which come in one
         # order on all ranks, wait for its end.
         ddp.reducer.late = self.layout.stages > 1 or form.nested
@@ -139,7 +139,7 @@ class Members:
             raise core.GroupError(f"castor: {type(module).__name__} {error}, which it did not do in its first calls: run this script without CASTOR_PP") from None
 
     def _whole(self, stock, ddp, args, kwargs, why):
-        core.event_call(0)
+        core.event_call(0, 0)
         if str(why) != _WHOLE:
             self._say_whole(ddp.module, why)
         return stock(ddp, *args, **kwargs)

@@ -64,6 +64,11 @@ def leaves(value, is_leaf=None):
     return found
 
 
+def is_column(value):
+    """Words and numbers in a list, which are a column of a batch."""
+    return type(value) in (list, tuple) and bool(value) and all(isinstance(item, (str, bytes, int, float)) for item in value)
+
+
 def is_plain(tensor):
     return tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda") and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 

@@ -8,91 +8,16 @@ process: the generators' states travel with the activations, and each microbatch
 What a forward does with outputs of layers that its stage does not have is an error, which all stages get (shardformer/_stages.py)."""
 import contextlib
 import functools
-import pickle
 import re
 import weakref
 
 import torch
 
+from ... import parallel
 from .. import core
 from ..device_ranks import entries
-from . import rows, streams
-
-
-class Hole:
-    """A tensor, in what is sent ahead of it."""
-
-    def __init__(self, tensor):
-        self.shape, self.dtype, self.device, self.needs_gradient = tensor.shape, tensor.dtype, tensor.device.type, tensor.requires_grad
-
-
-class _Link:
-    """What the stages of a replica send each other: words, and tensors of the host, over one group, and tensors of devices over another."""
-
-    def __init__(self, layout, sent):
-        self.layout = layout
-        self.sent = sent  # (work, tensor), which live until that was sent, whether or not a graph still does
-        self.early = {}  # microbatch: its gradients, which the stage behind has sent before this one asked for them
-
-    def send(self, to, said, value=None):
-        """said: anything that can be pickled; value: any nesting of tensors and of such things. Returns these tensors, in their order. Nobody waits."""
-        tensors = []
-
-        def hole(leaf, path):
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            tensors.append(leaf)
-            return Hole(leaf)
-
-        data = torch.frombuffer(bytearray(pickle.dumps((said, rows.mapped(value, hole)))), dtype=torch.uint8)
-        self.sent[:] = [(work, tensor) for work, tensor in self.sent if not work.is_completed()]
-        for several in ([torch.tensor([len(data)], device="cpu"), data], list(map(rows.resolved, tensors))):
-            self.sent += self._begun(several, lambda backend, tensor: backend.send([tensor], to, 0))
-        return tensors
-
-    def receive(self, of):
-        """(what was said, the nesting with a Hole for each tensor, the tensors)"""
-        length, = self._received(of, [torch.empty(1, dtype=torch.int64, device="cpu")])
-        data, = self._received(of, [torch.empty(int(length), dtype=torch.uint8, device="cpu")])
-        said, nesting = pickle.loads(data.numpy().tobytes())
-        holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, Hole)]
-        return said, nesting, self._received(of, [torch.empty(hole.shape, dtype=hole.dtype, device=hole.device) for hole in holes])
-
-    def _received(self, of, tensors):
-        for work, _ in self._begun(tensors, lambda backend, tensor: backend.recv([tensor], of, 0)):
-            work.wait()
-        return tensors
-
-    def _begun(self, tensors, begin):
-        """begin(backend, tensor): begins to send one, or to receive it. The works, each with what must live until it has ended; NCCL has one for all."""
-        found = []
-        for kind in {t.device.type: None for t in tensors}:
-            backend = self.layout.group("stages", kind)._get_backend(torch.device(kind))
-            some = [t for t in tensors if t.device.type == kind and t.numel()]
-            if backend.supports_coalescing and some:
-                backend._start_coalescing()
-                for tensor in some:
-                    begin(backend, tensor)
-                found.append((backend._end_coalescing(), some))
-            else:
-                found += [(begin(backend, tensor), tensor) for tensor in some]
-        return found
-
-    def gradients_of(self, of, number):
-        """Those of a microbatch, by the stage behind, which may come to others first: a graph on a device and on the host has no order."""
-        while number not in self.early:
-            came, _, self.early[came] = self.receive(of)
-        return self.early.pop(number)
-
-    def drain(self):
-        for work, _ in self.sent:
-            work.wait()
-        self.sent.clear()
-
-
-def filled(nesting, tensors):
-    left = iter(tensors)
-    return rows.mapped(nesting, lambda leaf, path: next(left) if isinstance(leaf, Hole) else leaf)
+from . import backward_trial, one_f_one_b, rows, streams
+from .stage_link import Hole, Link, filled
 
 
 def gives_as_much_without_reentry(arguments):
@@ -206,78 +131,117 @@ class Stages:
             if id(p) not in elsewhere:
                 entries.place(p, owner, self.layout.stage not in of)
 
-    def run(self, module, microbatches, join, own=-1):
+    def passes(self, module, microbatches, gradient):
+        """Those of a call, for run()."""
+        return one_f_one_b.Passes(self.layout, self._sent, backward_trial.inputs_of(module.named_modules(), ()), microbatches, gradient)
+
+    def run(self, module, microbatches, join, own=-1, passes=None):
         """The results of a call, the same on all ranks of a replica. microbatches: (call(within=): the model's forward, in a context; the generators' states that it
-        begins with) each; join(results): of the results of each microbatch those of all; own: the microbatch with whose states this rank goes on. What a stage
-        raises, all raise as Apart."""
+        begins with) each; join(results): of the results of each microbatch those of all; own: the microbatch with whose states this rank goes on; passes: the
+        backward passes that are run within the call (one_f_one_b.py), None: none are. What a stage raises, all raise as Apart."""
+        call = _Call(self.layout, self._sent, self.leaf, *self._chains[module], passes)
+        if passes is None:
+            for number, microbatch in enumerate(microbatches):
+                call.forward(number, *microbatch)
+        else:
+            for kind, number, _ in parallel.operations(core.PIPELINE_1F1B, self.layout.stages, len(microbatches), 1, self.layout.stage):
+                if kind == core.PASS_FORWARD:
+                    call.forward(number, *microbatches[number])
+                else:
+                    call.why = passes.go_back(number, call.why)
+        return call.results_of_all(join, own)
+
+
+class _Call:
+    """A model's call on this stage. why: what some stage has raised."""
+
+    def __init__(self, layout, sent, leaf, layers, bounds, passes):
+        self.layout, self.link, self.leaf, self.layers, self.passes = layout, Link(layout, sent), leaf, layers, passes
+        self.begin, self.end = bounds[layout.stage], bounds[layout.stage + 1]
+        self.results, self.ended, self.handed, self.why = [], [], [], ""
+
+    def forward(self, number, call, began):
+        """Of a microbatch."""
         from ...shardformer import _stages
 
-        layout, (layers, bounds) = self.layout, self._chains[module]
-        link = _Link(layout, self._sent)
-        begin, end = bounds[layout.stage], bounds[layout.stage + 1]
-        results, ended, handed, why = [], [], [], ""
-        for number, (call, began) in enumerate(microbatches):
-            given, states = None, began
-            if layout.stage:
-                (failed, states), given, tensors = link.receive(layout.stage - 1)
-                why = why or failed
-                given = None if failed else filled(given, self._arrived(link, number, given, tensors))
-            if not why:
-                try:
-                    streams.restore(began)
-                    passing = _Pass(_stages, begin, end, layout.is_last, given, states)
-                    result = passing.result_of(functools.partial(call, within=functools.partial(passing.through, layers)))
-                except core.GroupError:
-                    raise
-                except Exception as error:  # of the forward, on this stage: the others wait for it
-                    why = re.split(": (?:such )?a model that|: such a model|; use pp_size", f"{type(error).__name__}: {error}".removeprefix("RuntimeError: castor: "))[0]
-            if layout.is_last:
-                results.append(None if why else result)
-                ended.append(streams.states())
-            elif why:
-                link.send(layout.stage + 1, (why, None))
-            else:
-                sent = [t for t in link.send(layout.stage + 1, ("", streams.states()), result) if t.requires_grad]
-                handed += [_Handed.apply(link, layout.stage + 1, number, *sent)] if sent else []
-        return self._shared(link, why, results, ended, handed, join, own)
+        layout, given, states, result = self.layout, None, began, None
+        if layout.stage:
+            (failed, states), given, tensors = self.link.receive(layout.stage - 1)
+            self.why = self.why or failed
+            given = None if failed else filled(given, self._arrived(number, given, tensors))
+        if not self.why:
+            try:
+                streams.restore(began)
+                passing = _Pass(_stages, self.begin, self.end, layout.is_last, given, states)
+                result = passing.result_of(functools.partial(call, within=functools.partial(passing.through, self.layers)))
+                if layout.is_last and self.passes is not None:
+                    result = self.passes.ends_with_loss(number, result)
+            except core.GroupError:
+                raise
+            except Exception as error:  # of the forward, on this stage: the others wait for it
+                self.why = re.split(": (?:such )?a model that|: such a model|; use pp_size", f"{type(error).__name__}: {error}".removeprefix("RuntimeError: castor: "))[0]
+        if layout.is_last:
+            self.results.append(None if self.why else result)
+            self.ended.append(streams.states())
+        elif self.why:
+            self.link.send(layout.stage + 1, (self.why, None))
+        else:
+            sent = [t for t in self.link.send(layout.stage + 1, ("", streams.states()), result) if t.requires_grad]
+            if self.passes is not None:
+                self.passes.ends(number, sent)
+            elif sent:
+                self.handed.append(_Handed.apply(self.link, layout.stage + 1, number, *sent))
 
-    def _arrived(self, link, number, nesting, tensors):
-        holes = [each for each, _ in rows.leaves(nesting) if isinstance(each, Hole)]
-        needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
-        if needed and torch.is_grad_enabled():
-            for n, t in zip(needed, _Arrived.apply(link, self.layout.stage - 1, number, self.leaf, *(tensors[n] for n in needed))):
+    def _arrived(self, number, nesting, tensors):
+        needed = _needing_gradients(nesting)
+        if needed:
+            some = [tensors[n] for n in needed]
+            arrived = _Arrived.apply(self.link, self.layout.stage - 1, number, self.leaf, *some) if self.passes is None else self.passes.begins(number, some)
+            for n, t in zip(needed, arrived):
                 tensors[n] = t
         return tensors
 
-    def _shared(self, link, why, results, ended, handed, join, own):
+    def results_of_all(self, join, own):
         """The last stage gives the results to the others."""
-        layout = self.layout
+        layout, link, ratio = self.layout, self.link, None
         if layout.is_last:
             whole = None
-            if not why:
+            if not self.why:
                 try:
-                    whole = join(results)
+                    whole, ratio = join(self.results), self.passes and self.passes.ratio(self.results)
                 except Exception as error:  # the others wait
-                    why = str(error).removeprefix("castor: ")
+                    self.why = str(error).removeprefix("castor: ")
             for stage in range(layout.stages - 1):
-                link.send(stage, (why, ended), whole)
+                link.send(stage, (self.why, self.ended), (whole, ratio))
             link.drain()
         else:
             link.drain()
-            (why, ended), nesting, tensors = link.receive(layout.stages - 1)
-        if why:
-            raise rows.Apart(f"has no stages: {why}")
-        streams.restore(ended[own])
+            (why, self.ended), nesting, tensors = link.receive(layout.stages - 1)
+            self.why = self.why or why
+        if self.why:
+            raise rows.Apart(f"has no stages: {self.why}")
+        streams.restore(self.ended[own])
+        if self.passes is not None:
+            if not layout.is_last:
+                for n in _needing_gradients(nesting):
+                    tensors[n].requires_grad_()
+                whole, ratio = filled(nesting, tensors)
+            return self.passes.given(whole, ratio, self.leaf)
         if layout.is_last:
             needing = [leaf for leaf, _ in rows.leaves(whole) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             made = dict(zip(map(id, needing), _Counted.apply(float(layout.stages), *needing))) if needing else {}
             return rows.mapped(whole, lambda leaf, path: made.get(id(leaf), leaf))
-        holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, Hole)]
-        needed = [n for n, hole in enumerate(holes) if hole.needs_gradient]
-        if needed and torch.is_grad_enabled():
-            for n, t in zip(needed, _Given.apply(self.leaf, len(needed), *(tensors[n] for n in needed), *handed)):
+        needed = _needing_gradients(nesting)
+        if needed:
+            for n, t in zip(needed, _Given.apply(self.leaf, len(needed), *(tensors[n] for n in needed), *self.handed)):
                 tensors[n] = t
-        return filled(nesting, tensors)
+        return filled(nesting, tensors)[0]
+
+
+def _needing_gradients(nesting):
+    """Which of the tensors that were sent with a nesting require gradients here, by their places."""
+    holes = [each for each, _ in rows.leaves(nesting) if isinstance(each, Hole)]
+    return [n for n, hole in enumerate(holes) if hole.needs_gradient] if torch.is_grad_enabled() else []
 
 
 class _Pass:

@@ -10,7 +10,7 @@ import weakref
 import torch
 
 from .. import core
-from . import rows
+from . import one_f_one_b, rows
 
 SINGLE, HALF, LOSS = 5e-5, 2e-2, 2e-5  # differences, relative to the largest element
 DOUBLE = 1e-9
@@ -21,16 +21,26 @@ VALUES = 4  # of one argument or attribute that make calls of other kinds; what 
 class Form:
     """Calls of one kind."""
 
-    def __init__(self):
+    def __init__(self, watches):
         self.left = core.options.audit  # calls that are still to be tried
         self.calls = 0
         self.whole = False  # such calls must be computed whole
         self.tried = False  # a trial over stages has failed, by what a model sets in its first call on one of them perhaps
         self.nested = False  # its graph has passes of their own, such as reentrant checkpoints
         self.sums = set()  # paths of losses in the result that are sums over rows, or divided by what the whole batch has
+        self.watches = watches
+        self.reached = None  # from which results of the last call the script went back (one_f_one_b.Reached), if that is to be known
+        self.early = None  # backward passes may be run within such calls; None: that is not known yet
         self.arguments = None  # {path: the dimension of rows, or None}; later lengths may be the batch's by chance
         self.results = {}  # {path: where its rows are}
         self.counts = {}  # {path: value} of whole numbers in the result
+
+    def watched(self, result):
+        """The result of a call, of which it is to be known what the script goes back from."""
+        if self.watches and torch.is_grad_enabled():
+            self.reached = one_f_one_b.Reached()
+            result = self.reached.seen(result)
+        return result
 
     @property
     def due(self):
@@ -42,7 +52,9 @@ class Form:
 class Trials:
     """The kinds of calls of each module: what the arguments are, but for their lengths, and which words, switches and numbers there are."""
 
-    def __init__(self):
+    def __init__(self, watches=False):
+        """watches: what scripts go back from."""
+        self._watches = watches
         self._of = weakref.WeakKeyDictionary()  # module: ({kind: Form}, {path: its values})
 
     def of(self, module, modules, arguments):
@@ -62,7 +74,7 @@ class Trials:
                     known.add(value)
                 if len(known) <= VALUES:
                     kind.append((path, value))
-        return forms.setdefault(repr(kind), Form())
+        return forms.setdefault(repr(kind), Form(self._watches))
 
 
 def _settings(modules):

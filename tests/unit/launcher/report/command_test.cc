@@ -452,14 +452,17 @@ TEST_F(Report, CallsByRowsAndWhatTheirGathersCost) {
             trace_start(directory.c_str(), 0, rank);
             trace_gauge_set(GAUGE_STEPS, 1);
             trace_gauge_set(GAUGE_CALLS_BY_ROWS, 41);
+            trace_gauge_set(GAUGE_CALLS_1F1B, 40);
             trace_gauge_set(GAUGE_CALLS_WHOLE, 2);
             trace_gauge_set(GAUGE_ROWS_NS, rank ? 3500000 : 1000);
         });
     run({directory});
-    expect_out("models    41 calls divided, 2 whole on every rank; gathering rows took rank 1 3.5 ms, with "
+    expect_out("models    41 calls divided (40 in 1F1B), 2 whole on every rank; gathering rows took rank 1 "
+               "3.5 ms, with "
                "its waits (");
     run({directory, "--format", "json"});
     expect_out("\"calls_by_rows\": 41");
+    expect_out("\"calls_1f1b\": 40");
     expect_out("\"calls_whole\": 2");
     expect_out("\"rows_seconds\": 0.0035");
 }
