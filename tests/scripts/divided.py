@@ -256,6 +256,36 @@ def recomputed_by_its_own(log):
     train(log, Recomputed(within=False, dropout=0.0), of_classes)
 
 
+class OfBackward(torch.autograd.Function):
+    """As a reentrant checkpoint, it wants the script's own backward(), and no pass for some gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if not torch.autograd._is_checkpoint_valid():
+            raise RuntimeError("call backward()")
+        return grad
+
+
+@record.case
+def wants_backward_itself(log):
+    class Wanting(Perceptrons):
+        def forward(self, x, y=None):
+            x = self.enter(x)
+            for number, block in enumerate(self.blocks):
+                x = block(OfBackward.apply(x) if number == 3 else x)  # on the last stage alone
+            return F.cross_entropy(self.leave(x), y)
+
+    def loss_of(model, step):
+        generator = torch.Generator().manual_seed(batches + step)
+        return model(torch.randn(8, 8, generator=generator), torch.randint(0, 3, (8,), generator=generator))
+
+    train(log, Wanting(within=False), loss_of)
+
+
 @record.case
 def encoder(log):
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.1, batch_first=True)

@@ -62,6 +62,11 @@ def recomputed_by_its_own(log):
 
 
 @record.case
+def wants_backward_itself(log):
+    divided.wants_backward_itself(log)
+
+
+@record.case
 def encoder(log):
     divided.encoder(log)
 

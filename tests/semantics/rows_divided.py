@@ -13,7 +13,7 @@ OF_KEYS = "hf_bert", "hf_vit"  # gradients of the keys' biases cancel
 CASES = (
     "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
     "gone_back_twice two_calls_for_a_backward calls_that_nobody_goes_back_from masked_and_scaled sum_of_losses logits_are_used_late "
-    "recomputed_by_its_own encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit wide_blocks"
+    "recomputed_by_its_own wants_backward_itself encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_llama hf_bert hf_t5 hf_vit wide_blocks"
 ).split()
 OF_LOSSES = (  # which the model's call returns, and from which alone the script goes back
     "gpt_sgd gpt_adamw_clipped evaluated accumulated batches_of_other_sizes gone_back_twice masked_and_scaled sum_of_losses hf_gpt2 hf_llama hf_bert hf_t5 hf_vit"
@@ -32,7 +32,7 @@ WHOLE = {
 
 OF_RANKS = (
     "gpt_adamw_clipped loss_outside batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed encoder frozen_first_blocks "
-    "recomputed_by_its_own remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 one_rank_calls_alone results_one_after_another parameters_in_the_loss "
+    "recomputed_by_its_own wants_backward_itself remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 one_rank_calls_alone results_one_after_another parameters_in_the_loss "
     "some_results_unused counts_its_calls gradients_of_arguments hooks_of_the_script late_change two_models vocabulary_of_embeddings"
 ).split()
 WHOLE_OF_RANKS = {

@@ -250,7 +250,9 @@ class Boundary:
         if not torch.is_grad_enabled() or not (needed or torch.cuda.is_initialized()):
             return ()
         inputs = backward_trial.inputs_of(modules, arguments)
-        return (backward_trial.Pass(inputs, [self.job.stages.leaf]), backward_trial.Pass(inputs)) if needed or any(t.is_cuda for t in inputs) else ()
+        if not needed and not any(t.is_cuda for t in inputs):
+            return ()
+        return backward_trial.Pass(inputs, [self.job.stages.leaf], self.job.stages.abandon, keeps=False), backward_trial.Pass(inputs)
 
     def release_cached(self, pending):
         """The backward pass of what a trial has returned is over (pending=2), or the next one begins (1)."""

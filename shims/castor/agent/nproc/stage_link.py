@@ -3,6 +3,7 @@ import pickle
 
 import torch
 
+from .. import core
 from . import rows
 
 
@@ -20,6 +21,7 @@ class Link:
     def __init__(self, layout, sent, group="stages"):
         self.layout, self.of_devices = layout, group
         self.sent = sent  # (work, tensor), which live until that was sent, whether or not a graph still does
+        self.owed, self.awaited = set(), set()  # microbatches whose gradients the stage before waits for, and those that the stage behind will send
         self.early = {}  # microbatch: its gradients, which the stage behind has sent before this one asked for them
 
     def send(self, to, said, value=None):
@@ -40,13 +42,18 @@ class Link:
 
     def receive(self, of):
         """(what was said, the nesting with a Hole for each tensor, the tensors)"""
-        length, = self._received(of, [torch.empty(1, dtype=torch.int64, device="cpu")])
-        data, = self._received(of, [torch.empty(int(length), dtype=torch.uint8, device="cpu")])
+        length, = self._received(of, [((1,), torch.int64, "cpu")])
+        data, = self._received(of, [((int(length),), torch.uint8, "cpu")])
         said, nesting = pickle.loads(data.numpy().tobytes())
         holes = [leaf for leaf, _ in rows.leaves(nesting) if isinstance(leaf, Hole)]
-        return said, nesting, self._received(of, [torch.empty(hole.shape, dtype=hole.dtype, device=hole.device) for hole in holes])
+        return said, nesting, self._received(of, [(hole.shape, hole.dtype, hole.device) for hole in holes])
 
-    def _received(self, of, tensors):
+    def _received(self, of, kinds):
+        """kinds: (shape, dtype, type of device) of each tensor."""
+        try:
+            tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in kinds]
+        except torch.OutOfMemoryError as error:  # what was sent would wait for this rank
+            raise core.GroupError(f"castor: the device has no memory for what another stage sends: more ranks, or smaller batches, need less ({error})") from None
         for work, _ in self._begun(tensors, lambda backend, tensor: backend.recv([tensor], of, 0)):
             work.wait()
         return tensors
@@ -69,8 +76,21 @@ class Link:
     def gradients_of(self, of, number):
         """Those of a microbatch, by the stage behind, which may come to others first: a graph on a device and on the host has no order."""
         while number not in self.early:
-            came, _, self.early[came] = self.receive(of)
-        return self.early.pop(number)
+            came, nesting, tensors = self.receive(of)
+            self.early[came] = None if nesting is None else tensors
+            self.awaited.discard(came)
+        gradients = self.early.pop(number)
+        if gradients is None:
+            raise RuntimeError("the backward pass of the stage behind has failed")
+        return gradients
+
+    def abandon(self, stage):
+        """A backward pass has failed on this one: its neighbours wait for no gradients, and send none that nobody takes."""
+        for number in sorted(self.owed):
+            self.send(stage - 1, number)
+        self.owed.clear()
+        while self.awaited:
+            self.awaited.discard(self.receive(stage + 1)[0])
 
     def drain(self):
         for work, _ in self.sent:

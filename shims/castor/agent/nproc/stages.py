@@ -36,11 +36,13 @@ class _Arrived(torch.autograd.Function):
     @staticmethod
     def forward(ctx, link, of, number, any_leaf, *tensors):
         ctx.link, ctx.of, ctx.number = link, of, number
+        link.owed.add(number)
         return tuple(t.view_as(t) for t in tensors)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
+        ctx.link.owed.discard(ctx.number)
         ctx.link.send(ctx.of, ctx.number, list(gradients))
         return (None, None, None, None, *(None for _ in gradients))
 
@@ -51,6 +53,7 @@ class _Handed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, link, to, number, *tensors):
         ctx.link, ctx.to, ctx.number = link, to, number
+        link.awaited.add(number)
         return torch.zeros((), device=tensors[0].device)
 
     @staticmethod
@@ -92,6 +95,7 @@ class Stages:
         self.layout = layout
         self._sent = []  # of _Link
         self.leaf = torch.zeros((), requires_grad=True, device="cpu")  # where each stage's graph ends: a pass goes through what was sent to get there
+        self._link = None  # of the last call
         self._chains = weakref.WeakKeyDictionary()  # the outermost module: (its chain's layers, the first layer of each stage and the end)
 
     def prepare(self, module):
@@ -131,6 +135,11 @@ class Stages:
             if id(p) not in elsewhere:
                 entries.place(p, owner, self.layout.stage not in of)
 
+    def abandon(self):
+        """The backward pass of the last call has failed on this stage."""
+        if self._link is not None:
+            self._link.abandon(self.layout.stage)
+
     def passes(self, module, microbatches, gradient):
         """Those of a call, for run()."""
         return one_f_one_b.Passes(self.layout, self._sent, backward_trial.inputs_of(module.named_modules(), ()), microbatches, gradient)
@@ -140,6 +149,7 @@ class Stages:
         begins with) each; join(results): of the results of each microbatch those of all; own: the microbatch with whose states this rank goes on; passes: the
         backward passes that are run within the call (one_f_one_b.py), None: none are. What a stage raises, all raise as Apart."""
         call = _Call(self.layout, self._sent, self.leaf, *self._chains[module], passes)
+        self._link = call.link
         if passes is None:
             for number, microbatch in enumerate(microbatches):
                 call.forward(number, *microbatch)

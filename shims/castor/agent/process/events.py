@@ -100,11 +100,11 @@ def _outermost():
         _running[:] = [other for other in _running if other is not pending]
 
 
-def run_unheard(outputs, gradients, inputs):
-    """A pass from the outputs to the inputs, of which no observer hears, through a graph that stays. (Their gradients, whether a pass that it called gave some
-    to parameters)."""
+def run_unheard(outputs, gradients, inputs, keeps=True):
+    """A pass from the outputs to the inputs, of which no observer hears; keeps: the graph stays. (Their gradients, whether a pass that it called gave some to
+    parameters)."""
     with _outermost() as pending:
-        made = _engine(tuple(outputs), tuple(gradients), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
+        made = _engine(tuple(outputs), tuple(gradients), keeps, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
     for callback, _ in pending:
         callback()
     return made, pending.accumulated
