@@ -25,7 +25,8 @@ from ..process import events
 from . import homes
 
 _WINDOW, _WINDOW_SHARE = 1024, 16  # under way each way: so many of the smallest that leave, and a part of a device's memory; a larger storage goes alone
-_SHORT_SHARE = 4  # of a device: `auto` moves what would leave less
+_SHORT_SHARE = 4  # of a device: `auto` moves what would leave less; _OF_TRIALS: where a call of the whole batch is tried, whose backward pass needs as much more
+_OF_TRIALS = 2
 
 
 class _Saved:
@@ -147,7 +148,7 @@ class _Mover:
             free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
             found = homes.statistics(self.device.index)
             movable = sum(kind[core.HOME_DEVICE] for kind in found.bytes)  # which counts as free
-            self.short = free - movable - self.unused < self.total // _SHORT_SHARE
+            self.short = free - movable - self.unused < self.total // (_OF_TRIALS if getattr(_thread, "tried", False) else _SHORT_SHARE)
         return self.short
 
     def _leave(self, saved):
@@ -250,7 +251,7 @@ def _changed(like, t, version):
 
 _movers = {}
 _making = threading.Lock()
-_thread = threading.local()  # .stay: addresses of the storages of the model that runs; None: none runs
+_thread = threading.local()  # .stay: addresses of the storages of the model that runs; None: none runs; .tried: its call is Castor's
 _has_device = False
 
 
@@ -314,7 +315,8 @@ def _refusal(why):
 
 
 @contextlib.contextmanager
-def _leaving(module):
+def _leaving(module, tried=False):
+    _thread.tried, quotas = tried, {index: mover.quota for index, mover in _movers.items()}
     _thread.stay = {t.untyped_storage().data_ptr() for some in (module.parameters(), module.buffers()) for t in some
                     if t.layout is torch.strided and not torch.nn.parameter.is_lazy(t)}
     try:
@@ -322,11 +324,13 @@ def _leaving(module):
             yield
     finally:
         _thread.stay = None
+        for index, mover in _movers.items() if tried else ():  # the script's passes are short of less
+            mover.quota = quotas.get(index, 0)
 
 
 def leaving_if_short(module):
     """For a call of the module that Castor asks for: what it saves leaves as far as the device's room asks for, though CASTOR_ACTIVATIONS is `keep`."""
-    return _leaving(module) if getattr(_thread, "stay", None) is None and _begins(module) else contextlib.nullcontext()
+    return _leaving(module, tried=True) if getattr(_thread, "stay", None) is None and _begins(module) else contextlib.nullcontext()
 
 
 def _around(stock):

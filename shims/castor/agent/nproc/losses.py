@@ -138,6 +138,7 @@ class Measure:
                 self.terms.append((kind, count))
         if [kind for kind, _ in self.terms] == [core.TERM_SUM_DIVIDED] and self.terms[0][1] <= 1 and not any(loss.item() for loss in losses):
             self.terms = [(core.TERM_SUM_DIVIDED, 0.0)]  # nothing was counted, and the script avoids a division by zero
+        del self._sources, self._later  # the graph is not this object's
 
     def _walk(self, reached):
         """`reached`: [(node, its divisor on the way to the loss, or None; the (node, divisor) of the sum or mean over one sample
