@@ -59,9 +59,14 @@ bool plan_is_split(const plan_model *model, const plan_cluster *cluster, const p
            choice->plugin != PLAN_BOOSTER && plan_ranks_place(model->command) == NULL;
 }
 
-/* Stages of the product's `--plugin hybrid`: all forward passes, then all backward ones, and sums at their end. */
+/* Stages of the product's `--plugin hybrid`, which sum gradients when all are there. */
 static bool is_staged(const plan_choice *choice) {
     return choice->plugin == CASTOR_PLUGIN_HYBRID && choice->pp > 1;
+}
+
+/* Such stages run all forward passes, then all backward ones, unless there are more micro-batches than stages. */
+static bool keeps_all(const plan_choice *choice) {
+    return is_staged(choice) && choice->micro <= choice->pp;
 }
 
 /* The layers of the largest stage: each has as many, since their bytes are equal. */
@@ -114,18 +119,19 @@ static uint32_t most_alive(uint32_t stages, uint32_t micro) {
     return most;
 }
 
-/* Of a rank, in the stage that has most (of_all: the mean of a replica's). Under `--plugin hybrid` all micro-batches are alive at a
- * time, and keep one of the three parts of their logits; else the first stage has most of them alive, the last one the logits of one. */
+/* Of a rank, in the stage that has most (of_all: the mean of a replica's). Where all micro-batches are alive at a time, they keep one
+ * of the three parts of their logits; under 1F1B the first stage has most of them alive, each one behind it one less, the last one
+ * the logits of one. */
 static uint64_t activations_of(const plan_model *model, const plan_choice *choice, bool of_all) {
     double one = 1.0 / choice->dp / choice->micro, logits = (double)model->logits_bytes * one;
     double whole =
         (PLAN_LAYER_WHOLE + (double)PLAN_LAYER_INSIDE / choice->tp) / (PLAN_LAYER_WHOLE + PLAN_LAYER_INSIDE);
     double layers = (double)(model->activation_bytes - model->logits_bytes) * one * whole;
-    double first = is_staged(choice) ? choice->micro : most_alive(choice->pp, choice->micro);
-    double last = is_staged(choice) ? choice->micro : 1, part = stage_layers(model, choice);
+    double first = most_alive(choice->pp, choice->micro), last = keeps_all(choice) ? choice->micro : 1;
+    double part = stage_layers(model, choice);
     logits *= (last + PLAN_LOGITS_KEPT - 1) / PLAN_LOGITS_KEPT;
     if (of_all)
-        return (uint64_t)((layers * last + logits) / choice->pp);
+        return (uint64_t)((layers * (first + last) / 2 + logits) / choice->pp);
     return at_least((uint64_t)(layers * part * first), (uint64_t)(layers * part * last + logits));
 }
 
@@ -263,14 +269,14 @@ static uint64_t tried_activations(const plan_model *model, const plan_choice *ch
 }
 
 /* Of a rank while it trains: activations, and gradients that the node's sums do not have yet. Stages give theirs at the end: they
- * have them from the first of their backward passes on. */
+ * have them from the first of their backward passes on, under 1F1B beside all activations. */
 static uint64_t rank_peak(const plan_model *model, const plan_choice *choice) {
     uint64_t bytes = model->numel * ELEMENT, activations = activations_of(model, choice, true);
     uint64_t tried = tried_activations(model, choice);
     if (!is_staged(choice))
         return backward_peak(at_least(tried, activations), bytes, PLAN_QUEUE_BYTES);
     uint64_t gradients = (bytes + model->vocabulary * model->hidden * ELEMENT) / choice->pp;
-    uint64_t late = activations - activations / choice->micro + gradients;
+    uint64_t late = activations - (keeps_all(choice) ? activations / choice->micro : 0) + gradients;
     return at_least(at_least(late, activations), tried);
 }
 

@@ -412,6 +412,17 @@ class OneProcess(unittest.TestCase):
         for size in parameters:  # 24 MiB of 48, and what the segments of PyTorch's allocator leave
             self.assertLess(size, 48 << 20)
 
+    @runner.long
+    @unittest.skipIf(GPU, "a device of this machine has more memory")
+    def test_stages_keep_what_few_microbatches_save(self):
+        """1F1B: a stage's half of what the model saves is 144 MiB, of which it has a fourth at a time."""
+        plain, _ = run(None, [*on_devices(1), sys.executable], "single.py", "deep")
+        lines, errors, calls = run("hybrid", [*on_devices(2, "--memory", "176M"), sys.executable], "single.py", "deep",
+                                   settings=["CASTOR_PP=2", "CASTOR_MICROBATCHES=8"], options=["--nproc", "2"],
+                                   reported=lambda report: [rank["calls_1f1b"] for rank in report["ranks"]])
+        self.assertEqual(lines, plain, errors)
+        self.assertEqual(calls, [2, 2])
+
     def test_more_ranks_than_devices(self):
         self.assertIn("3 ranks share 1 device", self.compare("small", "gemini", 3, 1))
 

@@ -1,9 +1,9 @@
 """A script of one process that trains on a device, and prints its losses, for run.py:
 
-    single.py small|large|normed|accumulated|conjugate|seeded_apart [SEED]
+    single.py small|large|deep|normed|accumulated|conjugate|seeded_apart [SEED]
 
 normed: a function of the script's divides the gradients of a batch by their norm. small: with dropout, batch norm and clipping; its optimizer is built before the model comes to the device. large: plain layers, whose model data is three
-times the device that run.py gives it. accumulated: with layers that a reentrant checkpoint computes once more, and micro-steps: of CASTOR_ACCUMULATE, or
+times the device that run.py gives it. deep: what it saves of a batch is that. accumulated: with layers that a reentrant checkpoint computes once more, and micro-steps: of CASTOR_ACCUMULATE, or
 by hand. seeded_apart: weights of the seed, which is the process's number. conjugate: how many references to a tensor there are before and after the allocator hears of a stream that uses it."""
 import os
 import sys
@@ -41,6 +41,35 @@ def normed():
 def large():
     model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(12)]).cuda()
     return model, torch.optim.Adam(model.parameters(), 1e-4), 1024
+
+
+class Block(nn.Linear):
+    def forward(self, x):
+        return x + nn.functional.gelu(super().forward(x))
+
+
+class Deep(nn.Module):
+    """Its call returns the loss, and saves 288 MiB."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(64, 64) for _ in range(12))
+
+    def forward(self, x, y):
+        for block in self.blocks:
+            x = block(x)
+        return (x - y).pow(2).mean()
+
+
+def deep():
+    model = Deep().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(4):
+        loss = model(torch.randn(3 << 14, 64).cuda(), torch.randn(3 << 14, 64).cuda())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"loss {loss.item():.5g}", flush=True)
 
 
 class Recomputed(nn.Module):
@@ -89,8 +118,8 @@ def main():
     if sys.argv[1] == "conjugate":
         conjugate()
         return
-    if sys.argv[1] == "accumulated":
-        accumulated()
+    if sys.argv[1] in ("accumulated", "deep"):
+        {"accumulated": accumulated, "deep": deep}[sys.argv[1]]()
         return
     model, optimizer, width = {"small": small, "large": large, "normed": normed, "seeded_apart": seeded_apart}[sys.argv[1]]()
     model.cuda()

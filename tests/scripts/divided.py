@@ -143,21 +143,35 @@ def masked_and_scaled(log):
     train(log, gpt(), loss_of, lambda parameters: torch.optim.SGD(parameters, lr=1e-3))
 
 
+class Losing(nn.Module):
+    """Its call returns the loss."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.inner, self.loss = Perceptrons(within=False), loss
+
+    def forward(self, x, y):
+        return self.loss(self.inner(x), y)
+
+
+def of_losing(model, step, count=7):
+    generator = torch.Generator().manual_seed(batches + step)
+    return model(torch.randn(count, 8, generator=generator), torch.randint(0, 3, (count,), generator=generator))
+
+
 @record.case
 def sum_of_losses(log):
-    class Summed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = Perceptrons(within=False)
+    train(log, Losing(lambda logits, y: F.cross_entropy(logits, y, reduction="sum")), of_losing, without_momentum, steps=8)
 
-        def forward(self, x, y):
-            return F.cross_entropy(self.inner(x), y, reduction="sum")
 
-    def loss_of(model, step):
-        generator = torch.Generator().manual_seed(batches + step)
-        return model(torch.randn(8, 8, generator=generator), torch.randint(0, 3, (8,), generator=generator)) / 8
+@record.case
+def mean_of_elements(log):
+    train(log, Losing(lambda logits, y: (logits - F.one_hot(y, 3)).square().mean()), of_losing, without_momentum)
 
-    train(log, Summed(), loss_of, without_momentum, steps=8)
+
+@record.case
+def losses_of_samples(log):
+    train(log, Losing(lambda logits, y: F.cross_entropy(logits, y, reduction="none").mean()), of_losing, without_momentum)
 
 
 @record.case

@@ -77,7 +77,8 @@ class Microbatches:
             self._reference = number, row
             return 1.0
         of, row_of = self._reference
-        first, own = losses.shares([self.parts[of].size, self.parts[number].size], [*(row_of or [[]]), *(row or [[]])])
+        sizes = [self.parts[of].size, self.parts[number].size]
+        first, own = losses.shares([size / sum(sizes) for size in sizes], [*(row_of or [[]]), *(row or [[]])])
         return own / first
 
     @property
