@@ -252,7 +252,8 @@ class Boundary:
         inputs = backward_trial.inputs_of(modules, arguments)
         if not needed and not any(t.is_cuda for t in inputs):
             return ()
-        return backward_trial.Pass(inputs, [self.job.stages.leaf], self.job.stages.abandon, keeps=False), backward_trial.Pass(inputs)
+        in_stages = self.job.layout.stages > 1  # whose arguments require no gradients: what the call has made is in no other graph
+        return backward_trial.Pass(inputs, [self.job.stages.leaf], self.job.stages.abandon, not in_stages), backward_trial.Pass(inputs)
 
     def release_cached(self, pending):
         """The backward pass of what a trial has returned is over (pending=2), or the next one begins (1)."""
@@ -436,7 +437,7 @@ def why_whole(modules):
         if not type(m).__module__.startswith("torch.") and any(hasattr(type(value), "__next__") for value in vars(m).values()):
             return f"{name or 'it'} holds an iterator, which a trial would use up"
         for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks):
-            if any(_is_of_script(hook) for hook in hooks.values()):
+            if any(_is_of_script(hook) and not (hooks is m._forward_hooks and _only_requires_gradients(hook)) for hook in hooks.values()):
                 return f"a hook of the script looks into {name or 'it'}"
         for key, p in m._parameters.items():
             if p is not None and any(_is_of_script(hook) for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) for hook in (hooks or {}).values()):
@@ -447,6 +448,12 @@ def why_whole(modules):
 def _is_of_script(hook):
     """PyTorch's own, of weight_norm and of lazy modules, look at weights and shapes."""
     return not (tensors.is_castors(hook) or (getattr(hook, "__module__", None) or "").startswith("torch.nn."))
+
+
+def _only_requires_gradients(hook):
+    """Whether all that a function can do is to make tensors that it gets require gradients, as transformers does for checkpoints: it knows no other name."""
+    code = getattr(hook, "__code__", None)
+    return code is not None and code.co_names == ("requires_grad_",) and not code.co_freevars and not hook.__defaults__ and not hook.__kwdefaults__
 
 
 def again_within(function, inside, within):

@@ -11,6 +11,7 @@ from ..common import graph
 from ..process import events
 from . import rows, stage_link
 
+
 class Reached:
     """From which results of a call the script's backward passes went back. gradients: {path: the gradient of a loss; True: of another result}"""
 
@@ -18,8 +19,17 @@ class Reached:
         self.gradients = {}
 
     def seen(self, result):
-        """The result of a call, with its own `requires_grad` tensors watched."""
-        return rows.mapped(result, lambda leaf, path: _Seen.apply(leaf, self, path) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None else leaf)
+        """The result of a call."""
+        made = {}  # which may hold one tensor several times
+
+        def watched(leaf, path):
+            if not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
+                return leaf
+            if id(leaf) not in made:
+                made[id(leaf)] = _Seen.apply(leaf, self, path)
+            return made[id(leaf)]
+
+        return rows.mapped(result, watched)
 
     @property
     def loss(self):
@@ -92,10 +102,11 @@ class Passes:
         return why
 
     def _made(self, outputs, gradients, arrived):
-        known = {id(t) for t in (*self.inputs, *arrived)}
-        if any(id(node.variable) not in known for node in graph.nodes(outputs) if hasattr(node, "variable")):
-            raise RuntimeError("a gradient comes to a tensor that is no parameter of it")
-        made, nested = events.run_unheard(outputs, gradients, [*self.inputs, *arrived])
+        if not any(self._times):  # the first one
+            known = {id(t) for t in (*self.inputs, *arrived)}
+            if any(id(node.variable) not in known for node in graph.nodes(outputs) if hasattr(node, "variable")):
+                raise RuntimeError("a gradient comes to a tensor that is no parameter of it")
+        made, nested = events.run_unheard(outputs, gradients, [*self.inputs, *arrived], keeps=False)
         if nested:
             raise RuntimeError("a function of the script's runs a backward pass of its own")
         return made

@@ -103,7 +103,7 @@ def _outermost():
 def run_unheard(outputs, gradients, inputs, keeps=True):
     """A pass from the outputs to the inputs, of which no observer hears; keeps: the graph stays. (Their gradients, whether a pass that it called gave some to
     parameters)."""
-    with _outermost() as pending:
+    with torch._C._DisableAutocast(), _outermost() as pending:  # a script's pass is outside of what it casts
         made = _engine(tuple(outputs), tuple(gradients), keeps, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
     for callback, _ in pending:
         callback()
