@@ -48,7 +48,7 @@ SHORT = {
     "gradients_ddp.py": ("zeroed_in_place", "kept_while_zeroed_in_place", "edited_in_place", "two_losses_one_step"),
     "frozen_ddp.py": ("thawed_with_a_new_wrapper", "unused_on_some_ranks"),
     "checkpoint_ddp.py": ("saved_by_rank_0",),
-    "divided.py": ("gpt_adamw_clipped: PP=2", "encoder: PP=2"),
+    "divided.py": ("gpt_adamw_clipped: PP=2 MICROBATCHES=4", "encoder: PP=2"),
     "divided_ddp.py": ("gpt_adamw_clipped: PP=2",),
 }
 

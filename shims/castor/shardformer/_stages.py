@@ -24,8 +24,8 @@ class _Ended(Exception):
 
 
 _SHOWN = {"shape", "dtype", "device", "get_device", "requires_grad", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse", "layout", "is_leaf", "grad_fn", "size", "dim",
-          "numel", "element_size", "__len__", "is_floating_point", "is_complex", "ndimension"}
-_MOVED = {"to", "contiguous"}  # the same values, still unknown
+          "numel", "element_size", "__len__", "is_floating_point", "is_complex", "ndimension", "is_inference", "_version"}
+_MOVED = {"to", "contiguous", "detach"}  # the same values, still unknown
 
 
 class _Elsewhere(torch.Tensor):
