@@ -23,8 +23,7 @@ script wrote, with names, sizes and contents.
 *Equal*: every byte is equal. *Order of sums*: sums in another order differ in their last bits, and the tolerance of the row bounds the
 difference (`tests/semantics/expect.py`). *Refused*: Castor ends the job with one line of advice. *Left to PyTorch*: PyTorch's own reducer
 synchronizes the gradients; the results are equal within the tolerance all the same. *Differs by design*: the row names the difference that
-must be there, or only the ranks are compared with each other. *Not run*: the row is in the suite now and has not been run;
-one that has left the suite since its run still counts.
+must be there, or only the ranks are compared with each other. *Not run*: the row is in the suite now and has not been run; one that has left it still counts.
 `a / b`: so many rows with 2 and with 4 ranks. A row that stays one process counts in both. Under `none` nothing depends on the number.
 
 """
