@@ -203,7 +203,7 @@ class Members:
 
     def _given(self, ddp, results):
         """This rank's results, the gradient of each of which goes to all members."""
-        needing = [[leaf for leaf, _ in rows.leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad] for result in results]
+        needing = list(map(rows.needing_gradients, results))
         if len(set(map(len, needing))) > 1:
             raise rows.Apart("has results with a gradient on some ranks only")
         given = {id(every[self.own]): _Result.apply(self, ddp, (self._calls, number), *every) for number, every in enumerate(zip(*needing))}

@@ -14,6 +14,7 @@ class Microbatches:
         count = min(count, division.size)
         self.parts = [division.part(number, count) for number in range(count)]
         self._measures = {}  # (path, number): of losses whose graphs are gone
+        self._shares = {}  # path of a loss: that of each part's in the whole one
         self._weights, self._reference = {}, None  # number: the weight of its loss, beside that of the first one that counts anything
 
     def rows_of(self, arguments, part):
@@ -38,7 +39,8 @@ class Microbatches:
             place = results.place_of(leaf, self.parts[0]) if isinstance(leaf, torch.Tensor) else None
             if place == results.LOSS:
                 self._division.sums[path] = sum(loss.item() for loss in leaves)
-                return sum(share * loss for share, loss in zip(self._shares(path, leaves), leaves) if share)
+                shares = self._shares[path] = self._shares_of(path, leaves)
+                return sum(share * loss for share, loss in zip(shares, leaves) if share)
             if place is not None:
                 return torch.cat(leaves, place[0]) if len(leaves) > 1 else leaf
             if len({results.digest(one) for one in leaves}) > 1:
@@ -47,7 +49,7 @@ class Microbatches:
 
         return rows.mapped(of_each[0], whole_of)
 
-    def _shares(self, path, leaves):
+    def _shares_of(self, path, leaves):
         """Of the loss of each part in that of all."""
         if path in self._form.sums:
             return [1.0] * len(leaves)
@@ -86,10 +88,10 @@ class Microbatches:
         """What the loss of weight 1 may be multiplied with in the whole loss."""
         return 1.0 if self.loss in self._form.sums else self.parts[0].size / self._division.size
 
-    def factor(self, of_each):
-        """What the losses of these results, times their weights, are to be multiplied with for the sum to be the whole loss."""
-        leaves = [next(leaf for leaf, path in rows.leaves(result) if path == self.loss) for result in of_each]
-        shares = self._shares(self.loss, leaves)
+    @property
+    def factor(self):
+        """What the losses of the results that were joined, times their weights, are to be multiplied with for the sum to be the whole loss."""
+        shares = self._shares[self.loss]
         factor = max(shares) / max(self._weights.values())
         if any(abs(share - factor * self._weights[number]) > _FAR * max(shares) for number, share in enumerate(shares)):
             raise rows.Apart("returns a loss whose parts weigh otherwise beside all others than beside one")

@@ -122,20 +122,19 @@ class Passes:
                 else:
                     self._sums[number].add_(gradient)
 
-    def ratio(self, results):
-        """On the last stage: what the sums are to be multiplied with for each 1 of the whole loss's gradient."""
-        return self._microbatches.factor(results) / self._begins_with
+    @property
+    def ratio(self):
+        """On the last stage, when the results are joined: what the sums are to be multiplied with for each 1 of the whole loss's gradient."""
+        return self._microbatches.factor / self._begins_with
 
     def given(self, results, ratio, any_leaf):
         """The results, as all stages have them, of the tensors that require gradients; ratio: that of the last stage. Their backward pass gives the sums."""
         of_loss = next(leaf for leaf, path in rows.leaves(results) if path == self._microbatches.loss)
-        needing = [leaf for leaf, _ in rows.leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        needing = rows.needing_gradients(results)
         sums = [_Sum.apply(p, total) for p, total in zip(self.inputs, self._sums) if total is not None]
         self._sums = None
         place = next(number for number, leaf in enumerate(needing) if leaf is of_loss)
-        given = _Given.apply(any_leaf, ratio * self.layout.stages, place, len(needing), *needing, *sums)
-        made = dict(zip(map(id, needing), given))
-        return rows.mapped(results, lambda leaf, path: made.get(id(leaf), leaf))
+        return rows.exchanged(results, needing, _Given.apply(any_leaf, ratio * self.layout.stages, place, len(needing), *needing, *sums))
 
 
 class _Sum(torch.autograd.Function):

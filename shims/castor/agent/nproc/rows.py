@@ -64,6 +64,17 @@ def leaves(value, is_leaf=None):
     return found
 
 
+def needing_gradients(value):
+    """The tensors in it that require gradients."""
+    return [leaf for leaf, _ in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+
+def exchanged(value, some, others):
+    """`value` with some of its tensors replaced by others, one each."""
+    made = dict(zip(map(id, some), others))
+    return mapped(value, lambda leaf, path: made.get(id(leaf), leaf))
+
+
 def is_column(value):
     """Words and numbers in a list, which are a column of a batch."""
     return type(value) in (list, tuple) and bool(value) and all(isinstance(item, (str, bytes, int, float)) for item in value)

@@ -218,7 +218,7 @@ class _Call:
             whole = None
             if not self.why:
                 try:
-                    whole, ratio = join(self.results), self.passes and self.passes.ratio(self.results)
+                    whole, ratio = join(self.results), self.passes and self.passes.ratio
                 except Exception as error:  # the others wait
                     self.why = str(error).removeprefix("castor: ")
             for stage in range(layout.stages - 1):
@@ -238,9 +238,8 @@ class _Call:
                 whole, ratio = filled(nesting, tensors)
             return self.passes.given(whole, ratio, self.leaf)
         if layout.is_last:
-            needing = [leaf for leaf, _ in rows.leaves(whole) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-            made = dict(zip(map(id, needing), _Counted.apply(float(layout.stages), *needing))) if needing else {}
-            return rows.mapped(whole, lambda leaf, path: made.get(id(leaf), leaf))
+            needing = rows.needing_gradients(whole)
+            return rows.exchanged(whole, needing, _Counted.apply(float(layout.stages), *needing)) if needing else whole
         needed = _needing_gradients(nesting)
         if needed:
             for n, t in zip(needed, _Given.apply(self.leaf, len(needed), *(tensors[n] for n in needed), *self.handed)):

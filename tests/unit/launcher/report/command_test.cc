@@ -458,8 +458,7 @@ TEST_F(Report, CallsByRowsAndWhatTheirGathersCost) {
         });
     run({directory});
     expect_out("models    41 calls divided (40 in 1F1B), 2 whole on every rank; gathering rows took rank 1 "
-               "3.5 ms, with "
-               "its waits (");
+               "3.5 ms, with its waits (");
     run({directory, "--format", "json"});
     expect_out("\"calls_by_rows\": 41");
     expect_out("\"calls_1f1b\": 40");
