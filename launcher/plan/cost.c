@@ -64,9 +64,18 @@ static bool is_staged(const plan_choice *choice) {
     return choice->plugin == CASTOR_PLUGIN_HYBRID && choice->pp > 1;
 }
 
-/* Such stages run all forward passes, then all backward ones, unless there are more micro-batches than stages. */
+/* All forward passes are run, then all backward ones; such stages do so unless there are more micro-batches than stages. */
 static bool keeps_all(const plan_choice *choice) {
-    return is_staged(choice) && choice->micro <= choice->pp;
+    return choice->own_batches || (is_staged(choice) && choice->micro <= choice->pp);
+}
+
+/* How often the gradients of a step are summed over ranks. */
+static uint32_t sums_of(const plan_choice *choice) {
+    return choice->pp > 1 || choice->own_batches ? 1 : choice->micro;
+}
+
+static int stage_of_zero(const plan_choice *choice) {
+    return plan_plugins[choice->plugin].divides ? choice->zero : plan_plugins[choice->plugin].shards;
 }
 
 /* The layers of the largest stage: each has as many, since their bytes are equal. */
@@ -104,12 +113,14 @@ static double collective_seconds(const plan_cluster *cluster, mesh_collective co
 /* ---- divided models ---- */
 
 /* How many micro-batches the first stage has between forward and backward at most. */
-static uint32_t most_alive(uint32_t stages, uint32_t micro) {
+static uint32_t most_alive(const plan_choice *choice) {
     static pipeline_operation operations[2 * PLAN_LAYERS_MAX];
-    pipeline p = {PIPELINE_1F1B, (int32_t)stages, (int32_t)micro, 1};
+    pipeline p = {PIPELINE_1F1B, (int32_t)choice->pp, (int32_t)choice->micro, 1};
     uint64_t count = 0;
     uint32_t alive = 0, most = 0;
-    if (stages == 1 ||
+    if (keeps_all(choice))
+        return choice->micro;
+    if (choice->pp == 1 ||
         pipeline_operations(&p, 0, operations, sizeof operations / sizeof *operations, &count) != CASTOR_OK)
         return 1;
     for (uint64_t i = 0; i < count; i++) {
@@ -127,7 +138,7 @@ static uint64_t activations_of(const plan_model *model, const plan_choice *choic
     double whole =
         (PLAN_LAYER_WHOLE + (double)PLAN_LAYER_INSIDE / choice->tp) / (PLAN_LAYER_WHOLE + PLAN_LAYER_INSIDE);
     double layers = (double)(model->activation_bytes - model->logits_bytes) * one * whole;
-    double first = most_alive(choice->pp, choice->micro), last = keeps_all(choice) ? choice->micro : 1;
+    double first = most_alive(choice), last = keeps_all(choice) ? choice->micro : 1;
     double part = stage_layers(model, choice);
     logits *= (last + PLAN_LOGITS_KEPT - 1) / PLAN_LOGITS_KEPT;
     if (of_all)
@@ -184,7 +195,7 @@ typedef struct store_parts {
 static store_parts store_of(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice) {
     uint64_t n = cluster->nodes, bytes = model->numel * ELEMENT, ranks = plan_ranks_of_node(cluster, choice);
     uint64_t sum_bytes = model->largest ? model->largest * ELEMENT : 2 * demand_bytes;
-    int shards = plan_plugins[choice->plugin].shards;
+    int shards = stage_of_zero(choice);
     store_parts parts = {shards >= 3 ? divided(bytes, n) : bytes, shards >= 2 ? divided(bytes, n) : bytes,
                          shards >= 1 ? 2 * divided(bytes, n) : 2 * bytes, 0};
     if (n > 1 && shards >= 2) /* sums that are not passed on yet, and parameters that were fetched */
@@ -208,12 +219,12 @@ static void reckon_plain_bytes(const plan_model *model, const plan_cluster *clus
 static void reckon_store_traffic(const plan_model *model, const plan_cluster *cluster,
                                  const plan_choice *choice, double parallel, plan_cost *cost) {
     uint32_t n = cluster->nodes;
-    int shards = plan_plugins[choice->plugin].shards;
+    int shards = stage_of_zero(choice);
     mesh_collective collective = shards >= 2 ? MESH_REDUCE_SCATTER : MESH_ALL_REDUCE;
     double bytes = (double)model->numel * ELEMENT, part = bytes * (n - 1) / n;
-    double sums = (shards >= 2 ? part : 2 * part) * choice->micro;
+    double sums = (shards >= 2 ? part : 2 * part) * sums_of(choice);
     double parameters = shards >= 1 ? part : 0; /* sent after the step, or fetched when they are touched */
-    double exchange = collective_seconds(cluster, collective, bytes, n, cluster->network) * choice->micro;
+    double exchange = collective_seconds(cluster, collective, bytes, n, cluster->network) * sums_of(choice);
     double hidden = cluster->overlap * cost->seconds[PLAN_TERM_COMPUTE] * 2 / 3;
     double busy = (sums + parameters) * cluster->carry + (shards >= 3 ? parameters * cluster->fetch : 0);
     cost->sent[PLAN_WAY_NETWORK] = (uint64_t)(sums + parameters);
@@ -322,7 +333,7 @@ static void reckon_core_times(const plan_model *model, const plan_cluster *clust
     double step =
         model->recorded ? model->optimizer_seconds : (double)model->numel * STEP_BYTES / cluster->core_stream;
     /* Under an engine one owner steps a parameter: on one of the nodes where these share states, else on each. */
-    uint32_t steps = !engine ? world : plan_plugins[choice->plugin].shards >= 1 ? 1 : n;
+    uint32_t steps = !engine ? world : stage_of_zero(choice) >= 1 ? 1 : n;
     double node = cluster->core_stream / SUM_BYTES * ELEMENT;
     cost->seconds[PLAN_TERM_COMPUTE] = work_of(model, choice) / parallel;
     cost->seconds[PLAN_TERM_OPTIMIZER] = step * steps / parallel;
@@ -330,7 +341,7 @@ static void reckon_core_times(const plan_model *model, const plan_cluster *clust
     if (engine) {
         reckon_store_traffic(model, cluster, choice, parallel / n, cost);
         /* A stage adds its part, once; a rank that has layers with others adds all of their gradients, its own and zeros. */
-        double times = is_staged(choice) ? 1.0 / choice->pp : choice->micro;
+        double times = is_staged(choice) ? 1.0 / choice->pp : sums_of(choice);
         cost->seconds[PLAN_TERM_SUMS] += plan_sum_seconds(model, cluster) * world * times / parallel;
         reckon_tensor(model, cluster, choice, node, cost);
     } else if (world > 1) {
@@ -362,10 +373,6 @@ typedef struct device_parts {
     double numel; /* of this device's stage and part of layers */
     uint64_t param, grad, states, buckets, activations;
 } device_parts;
-
-static int stage_of_zero(const plan_choice *choice) {
-    return plan_plugins[choice->plugin].divides ? choice->zero : plan_plugins[choice->plugin].shards;
-}
 
 /* Ranks that have the same parameters, and divide what ZeRO divides: under `--plugin hybrid` all have all of them. */
 static uint32_t sharers_of(const plan_choice *choice) {
@@ -413,7 +420,7 @@ static void reckon_sums(const plan_cluster *cluster, const plan_choice *choice, 
     bool spans = cluster->nodes > 1 && local < world_of(choice);
     /* The devices of a node share its way to the others. */
     double rate = spans ? cluster->network / at_least(inside, 1) : cluster->link;
-    double bytes = parts->numel * ELEMENT, times = choice->pp > 1 ? 1 : choice->micro;
+    double bytes = parts->numel * ELEMENT, times = sums_of(choice);
     int zero = stage_of_zero(choice);
     double sums =
         collective_seconds(cluster, zero >= 2 ? MESH_REDUCE_SCATTER : MESH_ALL_REDUCE, bytes, n, rate);
@@ -455,7 +462,7 @@ static void reckon_offload(const plan_cluster *cluster, const plan_choice *choic
                            plan_cost *cost) {
     uint64_t left = at_most(cost->activation_bytes, cluster->device_bytes / 16),
              away = cost->activation_bytes - left;
-    double one_way = (double)without(parts->activations, left) * choice->micro,
+    double one_way = (double)without(parts->activations, left) * choice->micro / most_alive(choice),
            busy = one_way / cluster->link, hidden = cost->seconds[PLAN_TERM_COMPUTE];
     cost->bytes[PLAN_TIER_HOST] += away * plan_ranks_of_node(cluster, choice);
     cost->activation_bytes = left;
@@ -506,10 +513,14 @@ static bool is_possible(const plan_model *model, const plan_cluster *cluster, co
         !choice->micro || world > PLAN_RANKS_MAX || (cluster->devices && world > most) ||
         world % cluster->nodes)
         return false;
-    /* `--plugin hybrid` divides the models of one node's ranks; of the Booster's plugin, devices are planned. */
-    if (choice->tp * choice->pp > 1)
+    uint32_t copies = choice->tp * choice->pp;
+    if (choice->own_batches && choice->micro != copies)
+        return false;
+    /* Of `--plugin hybrid`, models are planned that ranks of one node have together; of the Booster's plugin, devices. */
+    if (copies > 1)
         return plan_plugins[choice->plugin].divides && model->layers &&
-               (choice->plugin == PLAN_BOOSTER ? cluster->devices > 0 : cluster->nodes == 1) &&
+               (choice->plugin == PLAN_BOOSTER ? cluster->devices > 0
+                                               : plan_ranks_of_node(cluster, choice) % copies == 0) &&
                model->layers >= choice->pp && model->heads % choice->tp == 0 &&
                choice->micro <= PLAN_LAYERS_MAX;
     return true;

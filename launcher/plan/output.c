@@ -69,10 +69,13 @@ void plan_command_line(const plan_model *model, const plan_cluster *cluster, con
     if (choice->tp > 1)
         add(&l, "--set CASTOR_TP=%u ", choice->tp);
     if (choice->pp > 1)
-        add(&l, "--set CASTOR_PP=%u --set CASTOR_MICROBATCHES=%u ", choice->pp, choice->micro);
-    else if (choice->micro > 1)
+        add(&l, "--set CASTOR_PP=%u ", choice->pp);
+    if (choice->pp > 1 && !choice->own_batches)
+        add(&l, "--set CASTOR_MICROBATCHES=%u ", choice->micro);
+    else if (choice->micro > 1 && !choice->own_batches)
         add(&l, "--set CASTOR_ACCUMULATE=%u ", choice->micro);
-    if (cluster->devices && plan_plugins[choice->plugin].divides && choice->zero != PLAN_ZERO_STAGES)
+    if ((cluster->devices || cluster->nodes > 1) && plan_plugins[choice->plugin].divides &&
+        choice->zero != PLAN_ZERO_STAGES)
         add(&l, "--set CASTOR_ZERO_STAGE=%d ", choice->zero);
     if (!choice->tried && plan_is_split(model, cluster, choice))
         add(&l, "--set CASTOR_AUDIT=0 ");

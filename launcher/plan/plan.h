@@ -112,9 +112,12 @@ typedef struct plan_choice {
     uint32_t tp, pp, dp;
     uint32_t micro; /* micro-batches of a step: of a pipeline, else steps of the script (CASTOR_ACCUMULATE) */
     int zero;       /* of those that divide models: the stage of ZeRO */
-    bool bounded;   /* there is a budget; cost.budget_bytes */
-    bool offload;   /* activations go to the host and come back */
-    bool tried; /* by CASTOR_AUDIT: every rank computes the first calls of a script of one process whole */
+    /* Of --plugin hybrid, where a launcher of PyTorch's starts the ranks: each has a batch of its own, and those of the ranks that have
+     * a model together are its micro-batches. */
+    bool own_batches;
+    bool bounded; /* there is a budget; cost.budget_bytes */
+    bool offload; /* activations go to the host and come back */
+    bool tried;   /* by CASTOR_AUDIT: every rank computes the first calls of a script of one process whole */
 } plan_choice;
 
 typedef struct plan_cost {

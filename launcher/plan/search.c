@@ -77,15 +77,19 @@ static uint64_t sequences_of(const search *s, uint32_t dp) {
 static void try_division(search *s, plan_choice choice, plan *best, bool *found) {
     uint64_t sequences = sequences_of(s, choice.dp);
     bool counted = s->model->context && s->model->tokens, stages = choice.pp > 1, fits = false;
-    uint32_t most = stages ? PIPELINE_MOST * choice.pp : counted ? ACCUMULATE_MOST : 1;
+    uint32_t least = choice.own_batches ? choice.tp * choice.pp : 1;
+    uint32_t most = choice.own_batches ? least
+                    : stages           ? PIPELINE_MOST * choice.pp
+                    : counted          ? ACCUMULATE_MOST
+                                       : 1;
     bool booster = choice.plugin == PLAN_BOOSTER, divides = plan_plugins[choice.plugin].divides;
     /* On one node of cores there is one of everything (CASTOR_ZERO_STAGE). */
-    bool shares = booster ? choice.dp > 1 : divides && s->cluster->devices;
+    bool shares = booster ? choice.dp > 1 : divides && (s->cluster->devices || s->cluster->nodes > 1);
     int zero_most = !shares ? 0 : booster ? 2 : PLAN_ZERO_STAGES;
     int ways = booster || !plan_plugins[choice.plugin].engine ? 1 : s->cluster->devices && !divides ? 4 : 2;
     if (counted && sequences == 0)
         return;
-    for (choice.micro = 1; choice.micro <= most; choice.micro *= 2) {
+    for (choice.micro = least; choice.micro <= most; choice.micro *= 2) {
         if (counted && sequences % choice.micro)
             break;
         if (choice.micro > 1 && choice.plugin == CASTOR_PLUGIN_NONE)
@@ -105,6 +109,7 @@ static void add_division(search *s, plan_choice choice) {
     plan best;
     bool found = false;
     choice.tried = plan_is_split(s->model, s->cluster, &choice);
+    choice.own_batches = choice.plugin == CASTOR_PLUGIN_HYBRID && !choice.tried;
     try_division(s, choice, &best, &found);
     if (choice.tried && found && !best.cost.fits) {
         choice.tried = false;

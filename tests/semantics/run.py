@@ -367,7 +367,7 @@ def chosen(args):
     if args.case:
         every = [row for row in every if {row.case, row.title, row.title.partition(": ")[2]} & set(args.case) - {""}]
     if args.hosts > 1:
-        every = [row for row in every if row.distributed or row.expect.plugin != "hybrid" and not row.expect.one_rank and row.case not in REFUSED_ON_HOSTS]
+        every = [row for row in every if row.distributed or not row.expect.one_rank and row.case not in REFUSED_ON_HOSTS]
     if args.devices:
         every = [rows_devices.on_devices(row) for row in every if rows_devices.has(row) and (args.full or args.selected or rows_devices.in_short(row))]
     if not every:

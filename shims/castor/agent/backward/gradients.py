@@ -132,7 +132,7 @@ class Synchronizer:
             events.at_end(functools.partial(_end, _thread.begun), functools.partial(_raised, _thread.begun))
         else:
             _thread.begun.append(self)
-        if self.group.across is not None:
+        if self.group.across is not None and not self.late:
             self.group.across.begin(self)
 
     @staticmethod
@@ -233,6 +233,8 @@ class Synchronizer:
 
     def _complete(self, entries):
         """Waits for the sums. Returns which of them some rank has used."""
+        if self.group.across is not None and self.begun and self.late:  # ranks that wait for each other within a pass meet behind it
+            self.group.across.begin(self)
         late = [(e, e.parameter()) for e in entries if not e.added]
         if late:
             self._submit([(e, p, None if p is None else p.grad) for e, p in late])

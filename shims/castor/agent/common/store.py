@@ -119,6 +119,11 @@ class Group:
         atexit.register(self._leave)
 
     @property
+    def nodes(self):
+        """The node of each of these ranks."""
+        return [0] * self.world
+
+    @property
     def sharded(self):
         """Each optimizer state is kept by one node only, whose owner steps it."""
         return self.across is not None and self.across.peers is not None

@@ -29,10 +29,10 @@ def choose(rank, world):
         core.device_share(0, len(range(rank % len(names), world, len(names))))
 
 
-def share(control, device, nodes):
-    """Ranks that have one device have equal parts of its budget. Returns how many devices the ranks have. `device`: the number of this rank's;
-    `nodes`: the node of each rank. The ranks of `control` call it together."""
+def share(control, device):
+    """Ranks that have one device have equal parts of its budget. Returns how many devices the ranks have. `device`: the number of this rank's. The
+    ranks of `control` call it together."""
     of_this = zlib.crc32(str(torch.cuda.get_device_properties(device).uuid).encode())
-    every = [(node, of_rank) for node, (of_rank,) in zip(nodes, control.gather([float(of_this)], "the ranks' devices"))]
+    every = [(node, of_rank) for node, (of_rank,) in zip(control.nodes, control.gather([float(of_this)], "the ranks' devices"))]
     core.device_share(device, every.count(every[control.rank]))
     return len(set(every))

@@ -26,17 +26,16 @@ class Group:
 
     ranks    of the whole job, by their number in the group
     control  the store's group of them, over which they compare what must be alike; where they are on several nodes, a nodes.control.Control
-    nodes    the node of each rank
     secret   by which the ranks of this one's node find each other; None: by the job's token
     places   the place of each rank on its node
     beside   the ranks on this one's node"""
 
-    def __init__(self, process_group, ranks, control, nodes=None, secret=None):
+    def __init__(self, process_group, ranks, control, secret=None):
         self.process_group, self.ranks, self.control = process_group, ranks, control
         self.rank, self.world = process_group.rank(), process_group.size()
         self.together = process_group._get_backend(torch.device("cuda")).supports_coalescing  # calls can be enqueued as one
         self.optimizers = self.sharded = self.masters = 0  # of whose states, sums and masters owners keep: numbered alike on all ranks
-        self.nodes, self.secret = nodes or [0] * self.world, secret
+        self.nodes, self.secret = control.nodes, secret
         self.places = [self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)]
         self.beside = [rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
         self.shares_nothing = len(set(map(self.nodes.count, self.nodes))) > 1  # of parameters (shared.py): nodes with different numbers of ranks
@@ -68,10 +67,9 @@ def group_of(process_group, device):
     ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _groups:
         one_node = grouping.one_node_of(process_group, device)
-        control = grouping.group_of(process_group) if one_node else Control(ranks)
-        nodes = grouping.nodes_of(process_group)
-        choice.share(control, device.index, nodes)
-        group = _groups[ranks] = Group(process_group, ranks, control, nodes, grouping.token_of(process_group))
+        control = grouping.group_of(process_group) if one_node else Control(ranks, grouping.nodes_of(process_group))
+        choice.share(control, device.index)
+        group = _groups[ranks] = Group(process_group, ranks, control, grouping.token_of(process_group))
         if group.shares_nothing and core.plugin_shards() > 2:
             core.log(2, b"parameters that leave a device are on the host of each rank: the ranks of a node keep them once only where all nodes have as many ranks")
     return _groups[ranks]

@@ -1,4 +1,4 @@
-"""Process groups of Castor's own, for ranks whose script has none (`--nproc`): NCCL over the ranks' devices, gloo where ranks share one, and for tensors of the host.
+"""Process groups of Castor's own, for ranks whose script has none (`--nproc`), or that have a model together (`--plugin hybrid`): NCCL over the ranks' devices, gloo where ranks share one, and for tensors of the host.
 `torch.distributed` does not know them, so a script that asks whether it is distributed is told what it is in plain PyTorch."""
 import ctypes
 import datetime
@@ -10,16 +10,17 @@ import torch.distributed as dist
 from .. import core
 from ..device import choice
 from ..nodes import own_groups
+from ..nodes.control import Control
 from . import entries
 
 _LOOPBACK = "127.0.0.1"
 _PORT = struct.Struct("<i")
 _groups = {}  # the store's group of the ranks: their entries.Group
-_meetings = {}  # the same: where they meet
+_meetings = {}  # of ranks on one node, the same: where they meet
 
 
 def group_of(control):
-    """Of the ranks of `control`, a group of the store on this node. The first call is made by all ranks together."""
+    """Of the ranks of `control`, a group of the store on one node. The first call is made by all ranks together."""
     if control not in _groups:
         _groups[control] = entries.Group(made(control, "castor", list(range(control.world)), "cuda"), list(range(control.world)), control)
     return _groups[control]
@@ -29,11 +30,10 @@ def made(control, name, ranks, device):
     """A process group of these ranks, this one among them, for tensors of a type of devices. All ranks of `control` call this together, each for a
     group of its own, whose name no other ranks use."""
     timeout = datetime.timedelta(seconds=core.options.timeout)
-    if control not in _meetings:
-        _meetings[control] = _meeting_place(control, timeout)
-    met, rank = dist.PrefixStore(name, _meetings[control]), ranks.index(control.rank)
+    meeting = control.meeting if isinstance(control, Control) else _meeting_place(control, timeout)
+    met, rank = dist.PrefixStore(name, meeting), ranks.index(control.rank)
     core.process_group_announce(name.encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))  # for the trace
-    devices = control.world if device == "cpu" else choice.share(control, torch.cuda.current_device(), [0] * control.world)
+    devices = control.world if device == "cpu" else choice.share(control, torch.cuda.current_device())
     if device != "cpu" and devices == control.world:
         options, kind = dist.ProcessGroupNCCL.Options(), dist.ProcessGroup.BackendType.NCCL
         options._timeout = timeout
@@ -47,11 +47,14 @@ def made(control, name, ranks, device):
         kind = dist.ProcessGroup.BackendType.GLOO
         backend = dist.ProcessGroupGloo(met, rank, len(ranks), timeout=timeout)
     core.process_group_announce(None, None, 0)
-    return own_groups.over(backend, kind, device, _meetings[control], rank, len(ranks))
+    return own_groups.over(backend, kind, device, meeting, rank, len(ranks))
 
 
 def _meeting_place(control, timeout):
-    """A store of PyTorch's, kept by rank 0, in which the ranks of groups meet."""
+    """A store of PyTorch's, kept by rank 0, in which the ranks of groups on one node meet."""
+    if control in _meetings:
+        return _meetings[control]
     served = dist.TCPStore(_LOOPBACK, 0, control.world, True, timeout, wait_for_workers=False) if control.rank == 0 else None
     port, = _PORT.unpack(control.broadcast(_PORT.pack(0 if served is None else served.port), "where the ranks of process groups meet"))
-    return dist.TCPStore(_LOOPBACK, port, control.world, False, timeout) if served is None else served
+    _meetings[control] = dist.TCPStore(_LOOPBACK, port, control.world, False, timeout) if served is None else served
+    return _meetings[control]

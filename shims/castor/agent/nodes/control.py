@@ -1,6 +1,7 @@
 """What the ranks of several nodes tell each other about data that their store does not have: as the ranks of one node do by a store's group
 (common/store.py), with the same functions, by messages."""
 import datetime
+import functools
 import struct
 import zlib
 
@@ -18,12 +19,18 @@ _TEXT_BYTES = 160
 class Control:
     """The ranks of a process group that spans nodes. All functions are called by all of them, in the same order; every_rank_can() finds where they are not.
 
-    ranks  of the whole job"""
+    ranks  of the whole job
+    nodes  the node of each of them"""
 
-    def __init__(self, ranks):
-        self.ranks, self.rank, self.world = ranks, ranks.index(dist.get_rank()), len(ranks)
+    def __init__(self, ranks, nodes):
+        self.ranks, self.nodes, self.rank, self.world = ranks, nodes, ranks.index(dist.get_rank()), len(ranks)
         patience = datetime.timedelta(seconds=core.options.timeout)
         self.messages = dist.new_group(ranks, timeout=patience, backend="gloo", use_local_synchronization=True)
+
+    @functools.cached_property
+    def meeting(self):
+        """A store of PyTorch's, in which these ranks meet."""
+        return dist.PrefixStore(f"castor {self.messages.group_name}", dist.distributed_c10d._get_default_store())
 
     def guarded(self, what, function, *arguments, **named):
         """Calls a collective of these ranks."""

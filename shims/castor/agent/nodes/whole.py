@@ -20,7 +20,7 @@ class Whole(Control):
 
     def __init__(self, rank, world):
         self.ranks, self.rank, self.world = list(range(world)), rank, world
-        meeting = _meeting_place(rank, world)
+        meeting = self.meeting = _meeting_place(rank, world)
         self.messages = own_groups.gloo(meeting, "castor-all", rank, self.ranks)
         self.local = grouping.group_of_all(self.messages, "nproc", rank, lambda lane: own_groups.gloo(meeting, f"castor-lane-{lane[0]}", rank, lane))
 

@@ -83,8 +83,6 @@ class Job(script_process.Process):
 
     def meet_nodes(self):
         """Before anything that all ranks do together: they are on several nodes."""
-        if self.layout.copies > 1:
-            raise core.Error("castor: CASTOR_TP and CASTOR_PP divide a model over ranks of one node: start all ranks on one")
         self.nodes = whole.Whole(self.rank, self.world)
 
     # ---- parameters

@@ -306,7 +306,34 @@ TEST(PlanCost, HybridDividesWorkAndActivations) {
     cost = cost_of(few, cluster, choice(CASTOR_PLUGIN_GEMINI, 2));
     EXPECT_EQ(cost.activation_bytes, 2 * std::max(few.activation_bytes / 2, bytes) - bytes);
     plan_model_free(&few);
-    cluster.nodes = 2; /* the product refuses it */
+    plan_model_free(&model);
+}
+
+/* docs/hybrid.md: ranks of a DDP script have batches of their own, which are the micro-batches of those that have a model together. */
+TEST(PlanCost, ReplicasAreOnSeveralNodes) {
+    plan_model model = parsed("8x64x4x512x16");
+    plan_cluster cluster = machine(2, 0);
+    EXPECT_TRUE(plan_model_settle(&model, &cluster, 16 * 32));
+    uint64_t bytes = model.numel * 4;
+    plan_choice made = choice(CASTOR_PLUGIN_HYBRID, 2);
+    made.own_batches = true;
+    made.pp = made.micro = 2;
+    made.zero = 3;
+    plan_cost cost = cost_of(model, cluster, made);
+    EXPECT_EQ(cost.model_bytes, 2 * bytes); /* each node keeps a half of all */
+    EXPECT_EQ(cost.sent[PLAN_WAY_NETWORK],
+              2 * (bytes / 2)); /* its sums, once for both batches, and its parameters */
+    made.pp = 1;
+    made.tp = 2;
+    EXPECT_EQ(cost_of(model, cluster, made).sent[PLAN_WAY_NETWORK], 2 * (bytes / 2));
+    made.zero = 0;
+    EXPECT_EQ(cost_of(model, cluster, made).model_bytes, 4 * bytes);
+    made.micro = 4; /* there are two batches */
+    EXPECT_EQ(plan_cost_of(&model, &cluster, &made, &cost), CASTOR_ERR_ARGUMENT);
+    made = choice(CASTOR_PLUGIN_HYBRID, 1);
+    made.own_batches = true;
+    made.tp = made.pp = 2; /* a replica on both nodes */
+    made.micro = 4;
     EXPECT_EQ(plan_cost_of(&model, &cluster, &made, &cost), CASTOR_ERR_ARGUMENT);
     plan_model_free(&model);
 }
@@ -480,6 +507,15 @@ TEST(PlanOutput, AccumulationGoesIntoTheCommand) {
     EXPECT_STREQ(command,
                  "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_MICROBATCHES=8 "
                  "--set CASTOR_ZERO_STAGE=1 --nproc 4 -- python train.py");
+    cluster.nodes = 2;
+    p.choice.own_batches = true;
+    p.choice.dp = 2;
+    plan_command_line(&model, &cluster, &p, command, sizeof command);
+    EXPECT_STREQ(command,
+                 "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_ZERO_STAGE=1 "
+                 "-- torchrun "
+                 "--nnodes 2 --node-rank RANK --nproc-per-node 4 --master-addr ADDRESS train_ddp.py");
+    cluster.nodes = 1;
     p = {choice(CASTOR_PLUGIN_NONE, 2), {}, ""}; /* --nproc needs a plugin */
     plan_command_line(&model, &cluster, &p, command, sizeof command);
     EXPECT_STREQ(command, "castor run --plugin none -- torchrun --nproc-per-node 2 train_ddp.py");
