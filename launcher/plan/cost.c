@@ -69,9 +69,14 @@ static bool keeps_all(const plan_choice *choice) {
     return choice->own_batches || (is_staged(choice) && choice->micro <= choice->pp);
 }
 
+/* Micro-batches of a backward pass of the script's. */
+static uint32_t micro_of_pass(const plan_choice *choice) {
+    return choice->own_batches ? choice->tp * choice->pp : choice->pp > 1 ? choice->micro : 1;
+}
+
 /* How often the gradients of a step are summed over ranks. */
 static uint32_t sums_of(const plan_choice *choice) {
-    return choice->pp > 1 || choice->own_batches ? 1 : choice->micro;
+    return choice->micro / micro_of_pass(choice);
 }
 
 static int stage_of_zero(const plan_choice *choice) {
@@ -119,7 +124,7 @@ static uint32_t most_alive(const plan_choice *choice) {
     uint64_t count = 0;
     uint32_t alive = 0, most = 0;
     if (keeps_all(choice))
-        return choice->micro;
+        return micro_of_pass(choice);
     if (choice->pp == 1 ||
         pipeline_operations(&p, 0, operations, sizeof operations / sizeof *operations, &count) != CASTOR_OK)
         return 1;
@@ -138,7 +143,7 @@ static uint64_t activations_of(const plan_model *model, const plan_choice *choic
     double whole =
         (PLAN_LAYER_WHOLE + (double)PLAN_LAYER_INSIDE / choice->tp) / (PLAN_LAYER_WHOLE + PLAN_LAYER_INSIDE);
     double layers = (double)(model->activation_bytes - model->logits_bytes) * one * whole;
-    double first = most_alive(choice), last = keeps_all(choice) ? choice->micro : 1;
+    double first = most_alive(choice), last = keeps_all(choice) ? first : 1;
     double part = stage_layers(model, choice);
     logits *= (last + PLAN_LOGITS_KEPT - 1) / PLAN_LOGITS_KEPT;
     if (of_all)
@@ -155,7 +160,7 @@ static double work_of(const plan_model *model, const plan_choice *choice) {
  * devices of a rank. */
 static void reckon_stages(const plan_model *model, const plan_choice *choice, double speed, plan_cost *cost) {
     double largest = (1 - model->head_share) * stage_layers(model, choice) + model->head_share;
-    double replica = work_of(model, choice) / (choice->dp * choice->tp * speed), m = choice->micro;
+    double replica = work_of(model, choice) / (choice->dp * choice->tp * speed), m = micro_of_pass(choice);
     double busy = replica * (1 + (m - 1) * largest) / m;
     if (choice->pp > 1 && busy > cost->seconds[PLAN_TERM_COMPUTE])
         cost->seconds[PLAN_TERM_IDLE] = busy - cost->seconds[PLAN_TERM_COMPUTE];
@@ -287,7 +292,7 @@ static uint64_t rank_peak(const plan_model *model, const plan_choice *choice) {
     if (!is_staged(choice))
         return backward_peak(at_least(tried, activations), bytes, PLAN_QUEUE_BYTES);
     uint64_t gradients = (bytes + model->vocabulary * model->hidden * ELEMENT) / choice->pp;
-    uint64_t late = activations - (keeps_all(choice) ? activations / choice->micro : 0) + gradients;
+    uint64_t late = activations - (keeps_all(choice) ? activations / most_alive(choice) : 0) + gradients;
     return at_least(at_least(late, activations), tried);
 }
 
@@ -341,7 +346,7 @@ static void reckon_core_times(const plan_model *model, const plan_cluster *clust
     if (engine) {
         reckon_store_traffic(model, cluster, choice, parallel / n, cost);
         /* A stage adds its part, once; a rank that has layers with others adds all of their gradients, its own and zeros. */
-        double times = is_staged(choice) ? 1.0 / choice->pp : sums_of(choice);
+        double times = (double)sums_of(choice) / (is_staged(choice) ? choice->pp : 1);
         cost->seconds[PLAN_TERM_SUMS] += plan_sum_seconds(model, cluster) * world * times / parallel;
         reckon_tensor(model, cluster, choice, node, cost);
     } else if (world > 1) {
@@ -514,7 +519,7 @@ static bool is_possible(const plan_model *model, const plan_cluster *cluster, co
         world % cluster->nodes)
         return false;
     uint32_t copies = choice->tp * choice->pp;
-    if (choice->own_batches && choice->micro != copies)
+    if (choice->own_batches && choice->micro % copies)
         return false;
     /* Of `--plugin hybrid`, models are planned that ranks of one node have together; of the Booster's plugin, devices. */
     if (copies > 1)

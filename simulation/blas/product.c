@@ -91,6 +91,8 @@ static CUresult run_product(void *arguments) {
             !reachable(&p.b, p.b.transposed ? p.n : p.k, p.b.transposed ? p.k : p.n, i) ||
             !reachable(&p.d, p.m, p.n, i) || (p.beta != 0 && !reachable(&p.c, p.m, p.n, i)))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
+        if (sim_config()->blank)
+            continue;
         if (p.wide ? multiply_double(&p, i) : multiply_float(&p, i))
             return CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -31,6 +31,11 @@ static bool reachable(const void *address, size_t pitch, size_t width, size_t ro
     return true;
 }
 
+/* No page of a device is touched that is never written (sim_config()->blank): it would take memory of the host. */
+static bool is_blank(const void *address) {
+    return sim_config()->blank && sim_device_at(address) >= 0;
+}
+
 static CUresult run_copy(void *arguments) {
     const struct copy_arguments *op = arguments;
     const struct sim_copy *copy = &op->copy;
@@ -39,9 +44,14 @@ static CUresult run_copy(void *arguments) {
         (!op->staged && !reachable(copy->source, copy->source_pitch, copy->width, copy->rows)))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     sim_link_copy(copy->target, copy->source, copy->width * copy->rows);
-    for (size_t row = 0; row < copy->rows; row++)
-        memmove((char *)copy->target + row * copy->target_pitch,
-                (const char *)copy->source + row * copy->source_pitch, copy->width);
+    bool from_blank = is_blank(copy->source), nowhere = is_blank(copy->target);
+    for (size_t row = 0; row < copy->rows && !nowhere; row++) {
+        char *target = (char *)copy->target + row * copy->target_pitch;
+        if (from_blank)
+            memset(target, 0, copy->width);
+        else
+            memmove(target, (const char *)copy->source + row * copy->source_pitch, copy->width);
+    }
     if (op->staged)
         free((void *)copy->source);
     return CUDA_SUCCESS;
@@ -66,7 +76,7 @@ CUresult sim_copy_submit(CUstream stream, const struct sim_copy *copy, bool wait
         return sim_stream_submit(stream, SIM_COPY, run_copy, &arguments, sizeof arguments);
     if (pageable(copy->target)) {
         wait = true;
-    } else if (!wait && pageable(copy->source)) {
+    } else if (!wait && pageable(copy->source) && !is_blank(copy->target)) {
         char *staged = malloc(copy->width * copy->rows);
         if (!staged)
             return CUDA_ERROR_OUT_OF_MEMORY;
@@ -88,6 +98,8 @@ static CUresult run_set(void *arguments) {
 
     if (!reachable(set->target, set->pitch, set->width * set->element, set->rows))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (is_blank(set->target))
+        return CUDA_SUCCESS;
     for (size_t row = 0; row < set->rows; row++) {
         char *at = (char *)set->target + row * set->pitch;
         if (set->element == 1) {

@@ -15,8 +15,7 @@ static struct engine {
 } engines[SIM_DEVICES_MAX][2];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* nobody waits under it */
 
-/* The device on whose memory an address lies; -1: it is of the host. */
-static int device_at(const void *address) {
+int sim_device_at(const void *address) {
     struct sim_pointer pointer = sim_memory_find(address);
 
     if (!pointer.found)
@@ -46,7 +45,7 @@ static void pass(int device, enum direction direction, size_t bytes) {
 }
 
 void sim_link_copy(const void *target, const void *source, size_t bytes) {
-    int to = device_at(target), from = device_at(source);
+    int to = sim_device_at(target), from = sim_device_at(source);
 
     if (to == from)
         return; /* within a device, or within the host */

@@ -39,6 +39,8 @@ struct sim_config {
     size_t memory;                /* SIM_MEMORY, bytes per device, default 80G */
     size_t host_memory;           /* SIM_HOST_MEMORY, bytes that may be pinned, default 0: no limit */
     bool refuses_host_pages, refuses_host_alloc; /* SIM_REFUSES */
+    bool
+        blank; /* SIM_NUMBERS=0: nothing is written to a device, whose memory reads as zeros and takes none of the host's */
     double link_bandwidth; /* SIM_LINK_BANDWIDTH, bytes per second each way, default 0: no time */
     int major, minor;      /* SIM_COMPUTE, default 9.0 */
     bool
@@ -298,6 +300,8 @@ int64_t sim_now_ns(void) SIM_API;
 
 /* ---- the link between a device and the host ---- */
 
+/* The device on whose memory an address lies; -1: it is of the host. */
+int sim_device_at(const void *address);
 /* Returns when the link has passed what a copy needs of it. */
 void sim_link_copy(const void *target, const void *source, size_t bytes);
 /* That have passed; direction 0: to the device, 1: to the host. */
@@ -305,8 +309,7 @@ unsigned long long sim_link_bytes(int device, int direction) SIM_API;
 
 /* ---- copies ---- */
 
-struct
-    sim_copy { /* of `rows` pieces of `width` bytes; host_source and host_target say what is not device memory */
+struct sim_copy { /* of `rows` pieces of `width` bytes */
     void *target;
     const void *source;
     size_t width, rows, target_pitch, source_pitch;

@@ -200,7 +200,7 @@ int task_run(struct task *task) {
     if (agree(task))
         return 0;
     double scalar = scalar_of(task);
-    for (size_t offset = 0; offset < task->count; offset += piece) {
+    for (size_t offset = 0; offset < task->count && !sim_config()->blank; offset += piece) {
         size_t count = task->count - offset < piece ? task->count - offset : piece;
         if (run_piece(task, offset, count, part_bytes, scalar))
             return 0; /* the communicator has the error */
@@ -227,9 +227,9 @@ static bool move_some(struct task *task) {
         comm_fail(comm, ncclInvalidUsage, "a receive is shorter than what was sent");
         return false;
     }
-    if (sends)
+    if (sends && !sim_config()->blank)
         memcpy(box->data, (const char *)task->send + task->done, bytes);
-    else
+    else if (!sim_config()->blank)
         memcpy((char *)task->receive + task->done, box->data, bytes);
     task->done += bytes;
     atomic_store_explicit(&box->bytes, sends ? (unsigned)bytes : 0, memory_order_release);

@@ -144,8 +144,9 @@ class NodesTest(unittest.TestCase):
         self.check_crossing(printed, GRADIENT_BYTES)
         self.assertAlmostEqual(self.bytes_per_parameter(0), 16, delta=0.16)
 
-    def test_nodes_of_unequal_size(self):
-        printed, _ = self.on_hosts(plugin="zero1", ranks=(2, 1))
+    def test_nodes_of_unequal_size_and_two_models(self):
+        """Of two models, of which the one that was wrapped last has its gradients first."""
+        printed, _ = self.on_hosts("--halves", plugin="zero1", ranks=(2, 1))
         self.check_equal_losses(printed, 3)
 
     @runner.long

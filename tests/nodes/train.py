@@ -1,10 +1,10 @@
 """Trains a deep network of equal layers with DistributedDataParallel on several nodes, and measures what crosses eth0:
 
-    train.py --steps N [--fail-at STEP --fail-rank R] [--late] [--last-rate RATE]
+    train.py --steps N [--fail-at STEP --fail-rank R] [--late] [--last-rate RATE] [--halves]
 
 The last line of a node's first rank is `node BYTES`: what this host sent for a step, of the steps after the second. With
 --late the last rank looks at the parameters and the optimizer's states again when the others' scripts have ended. --last-rate
-is the learning rate of the ranks of the last node."""
+is the learning rate of the ranks of the last node. With --halves each half of the layers is a DistributedDataParallel."""
 import argparse
 import os
 import signal
@@ -26,6 +26,7 @@ parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--fail-rank", type=int, default=-1)
 parser.add_argument("--late", action="store_true")
 parser.add_argument("--last-rate", type=float, default=1e-3)
+parser.add_argument("--halves", action="store_true")
 args = parser.parse_args()
 
 if args.fail_at >= 0:
@@ -35,7 +36,8 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(1)
 layers = [module for _ in range(LAYERS) for module in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())]
-model = DistributedDataParallel(nn.Sequential(*layers))
+parts = (layers[:LAYERS], layers[LAYERS:]) if args.halves else (layers,)
+model = nn.Sequential(*(DistributedDataParallel(nn.Sequential(*part)) for part in parts))
 on_last_node = rank >= world - int(os.environ["LOCAL_WORLD_SIZE"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.last_rate if on_last_node else 1e-3)
 data = torch.randn(args.steps, world, BATCH, WIDTH, generator=torch.Generator().manual_seed(2))

@@ -123,6 +123,11 @@ class Synchronizer:
         if self.group.across is not None:
             self.group.across.go_on(self)
 
+    @property
+    def leads(self):
+        """Its sums are exchanged between nodes while the running backward makes them."""
+        return self.group.across is not None and self.group.across.leader is self
+
     def _begin(self):
         if self.broken:
             self.refuse_broken()
@@ -291,8 +296,9 @@ def _raised(begun, error):
 
 
 def _finish(synchronizers):
-    """Sums what these synchronizers wait for, and shows the sums: each parameter's once, whatever number of them have it."""
-    synchronizers = sorted(synchronizers, key=lambda s: s.number)
+    """Sums what these synchronizers wait for, and shows the sums: each parameter's once, whatever number of them have it. Who has sent sums to other nodes already,
+    as many as were complete here, sends the rest before any other's."""
+    synchronizers = sorted(synchronizers, key=lambda s: (not s.leads, s.number))
     try:
         taken, sums = set(), []
         for synchronizer in synchronizers:

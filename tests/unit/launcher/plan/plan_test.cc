@@ -328,7 +328,9 @@ TEST(PlanCost, ReplicasAreOnSeveralNodes) {
     EXPECT_EQ(cost_of(model, cluster, made).sent[PLAN_WAY_NETWORK], 2 * (bytes / 2));
     made.zero = 0;
     EXPECT_EQ(cost_of(model, cluster, made).model_bytes, 4 * bytes);
-    made.micro = 4; /* there are two batches */
+    made.micro = 4; /* two batches, twice */
+    EXPECT_EQ(cost_of(model, cluster, made).sent[PLAN_WAY_NETWORK], 2 * bytes);
+    made.micro = 3;
     EXPECT_EQ(plan_cost_of(&model, &cluster, &made, &cost), CASTOR_ERR_ARGUMENT);
     made = choice(CASTOR_PLUGIN_HYBRID, 1);
     made.own_batches = true;
@@ -508,13 +510,13 @@ TEST(PlanOutput, AccumulationGoesIntoTheCommand) {
                  "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_MICROBATCHES=8 "
                  "--set CASTOR_ZERO_STAGE=1 --nproc 4 -- python train.py");
     cluster.nodes = 2;
-    p.choice.own_batches = true;
+    p.choice.own_batches = true; /* of four ranks, twice */
     p.choice.dp = 2;
     plan_command_line(&model, &cluster, &p, command, sizeof command);
     EXPECT_STREQ(command,
-                 "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_ZERO_STAGE=1 "
-                 "-- torchrun "
-                 "--nnodes 2 --node-rank RANK --nproc-per-node 4 --master-addr ADDRESS train_ddp.py");
+                 "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_ACCUMULATE=2 "
+                 "--set CASTOR_ZERO_STAGE=1 -- torchrun --nnodes 2 --node-rank RANK --nproc-per-node 4 "
+                 "--master-addr ADDRESS train_ddp.py");
     cluster.nodes = 1;
     p = {choice(CASTOR_PLUGIN_NONE, 2), {}, ""}; /* --nproc needs a plugin */
     plan_command_line(&model, &cluster, &p, command, sizeof command);
