@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 struct copy_arguments {
     struct sim_copy copy;
@@ -36,6 +37,26 @@ static bool is_blank(const void *address) {
     return sim_config()->blank && sim_device_at(address) >= 0;
 }
 
+/* From such a device, into memory of the host: pages that are zeros stay as they are, and ours are given back. */
+static void write_zeros(char *target, size_t bytes) {
+    bool ours = sim_in_zone((uintptr_t)target);
+
+    while (bytes) {
+        size_t piece = SIM_PAGE - (uintptr_t)target % SIM_PAGE;
+        if (piece == SIM_PAGE && ours && bytes >= SIM_PAGE) {
+            piece = bytes / SIM_PAGE * SIM_PAGE;
+            if (madvise(target, piece, MADV_REMOVE))
+                memset(target, 0, piece);
+        } else {
+            piece = piece < bytes ? piece : bytes;
+            if (*target || memcmp(target, target + 1, piece - 1) != 0)
+                memset(target, 0, piece);
+        }
+        target += piece;
+        bytes -= piece;
+    }
+}
+
 static CUresult run_copy(void *arguments) {
     const struct copy_arguments *op = arguments;
     const struct sim_copy *copy = &op->copy;
@@ -48,7 +69,7 @@ static CUresult run_copy(void *arguments) {
     for (size_t row = 0; row < copy->rows && !nowhere; row++) {
         char *target = (char *)copy->target + row * copy->target_pitch;
         if (from_blank)
-            memset(target, 0, copy->width);
+            write_zeros(target, copy->width);
         else
             memmove(target, (const char *)copy->source + row * copy->source_pitch, copy->width);
     }

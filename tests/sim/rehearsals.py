@@ -2,7 +2,7 @@
 
     rehearsals.py BUILD [all]
 
-Without `all`: two rehearsals that end badly after they have trained well."""
+Without `all`: two rehearsals that end badly after they have trained well, and one without numbers."""
 import json
 import math
 import os
@@ -102,6 +102,31 @@ def test_ranks_that_call_different_collectives(beside=None):
     assert own.status != 0
     assert own.has_losses_of(beside or losses(own.printed), 1e-5) == {"loss 0": 3, "loss 1": 3}
     own.says("the collectives do not match: number 12 of process group 0: rank 0 called allreduce of 4 B, rank 1 called broadcast of 4 B")
+
+
+def in_stages(*options):
+    own = Rehearsal("stages.py", "--devices", "2", "--memory", "1G", "--plugin", "hybrid", "--nproc", "2", "--set", "CASTOR_PP=2", "--set", "CASTOR_MICROBATCHES=4",
+                    *options)
+    assert own.status == 0, own.errors
+    own.says("it runs, and fits in 1.0 GiB", "those of all ranks match")
+    assert "computed whole" not in own.said, own.said
+    return own
+
+
+def test_a_model_in_stages_without_numbers():
+    own = in_stages("--no-numbers")
+    assert losses(own.printed) == {"loss": 3 * [0.0]}, own.printed
+    (resident,) = re.findall(r"^resident (\d+)$", own.printed, re.M)
+    assert int(resident) << 10 < own.peak()["peak"] / 4, (resident, own.ranks)  # of a device nothing is in the memory of this machine
+    return own
+
+
+def long_a_model_in_stages():
+    own, other = in_stages(), test_a_model_in_stages_without_numbers()
+    own.has_losses_of(on_the_cpu("stages.py"), 1e-5)
+    for rank in (0, 1):
+        assert abs(other.peak(rank)["peak"] / own.peak(rank)["peak"] - 1) < 0.01, (own.ranks, other.ranks)
+        assert [other.peak(rank)[part] for part in ("param", "grad", "optim")] == [own.peak(rank)[part] for part in ("param", "grad", "optim")], (own.ranks, other.ranks)
 
 
 def long_ranks_that_differ_in_what_a_trace_has_not():

@@ -38,6 +38,17 @@ def tensor_at(address, like, on_free=None):
 _ours = weakref.WeakValueDictionary()  # by address, the memory of tensor_at's tensors
 
 
+def differ(a, b):
+    """Whether elements of two tensors of one shape differ (NaNs do). This one and the next ask for what is not the rule: in a rehearsal without numbers all that a
+    device has computed reads as zeros."""
+    return bool((a != b).any())
+
+
+def not_finite(t):
+    """Whether it has elements that are not finite, as a flag on its device."""
+    return torch.isfinite(t).logical_not().any()
+
+
 def is_castors(hook):
     """Whether a hook of a tensor or a module is Castor's own."""
     return (getattr(hook, "__module__", None) or "").startswith(__name__.partition(".")[0] + ".")

@@ -378,25 +378,26 @@ class Synchronizer:
         """Whether the sums are finite, on all ranks alike (CASTOR_PRECISION=fp16)."""
         some = [p for p in (part.parameter() for part, is_used in zip(self.parts, used) if is_used) if p is not None]
         here = [grad for grad in map(sums.grad_of, some) if grad is not None and grad.numel()]
-        overflowed = ~loss_scale.is_finite(here) if here else torch.zeros((), dtype=torch.bool, device=self.device)
+        overflowed = loss_scale.have_overflowed(here) if here else torch.zeros((), dtype=torch.bool, device=self.device)
         overflowed = overflowed.to(torch.uint8)
         dist.all_reduce(overflowed, dist.ReduceOp.MAX, group=self.group.process_group)
         loss_scale.found(some, bool(overflowed), self.group.rank == 0)
 
     def _used_by_any(self, used):
         """Says to all ranks which parameters this one has used, and which sums it has looked at. Returns a function that tells which parameters
-        some rank has used; it waits for the device only where this rank has not used all."""
-        flags = [*used, *(bucket.number in self.touched for bucket in self.buckets)] if self.keep is not None else used
+        some rank has used; it waits for the device only where this rank has not used all. Numbers of which the least counts, and 0 says what is the rule: it is
+        what a device has in a rehearsal without numbers."""
+        flags = [*(int(not each) for each in used), *(-int(bucket.number in self.touched) for bucket in self.buckets if self.keep is not None)]
         self.touched.clear()
         if flags != self.all_used_flags or self.all_used is None:
-            said = torch.tensor(flags, dtype=torch.uint8).to(self.device)
-            if all(used) and not any(flags[len(used):]):
+            said = torch.tensor(flags, dtype=torch.int8).to(self.device)
+            if not any(flags):
                 self.all_used, self.all_used_flags = said.clone(), flags
         else:
             said = self.all_used.clone()
-        self.works.append((dist.all_reduce(said, dist.ReduceOp.MAX, group=self.group.process_group, async_op=True), None))
+        self.works.append((dist.all_reduce(said, dist.ReduceOp.MIN, group=self.group.process_group, async_op=True), None))
         self.told = said
-        return lambda: used if all(used) else said.tolist()
+        return lambda: used if all(used) else [not unused for unused in said.tolist()]
 
     def _sum_everywhere(self):
         """From here on all ranks get the sums of buckets that some rank has looked at."""

@@ -5,6 +5,7 @@ import os
 import torch
 
 from .. import core
+from ..common import tensors
 
 
 def numbers(values):
@@ -50,7 +51,7 @@ def readable(some):
 @torch.no_grad()
 def differ(some):
     """For each parameter, whether the shared pages of its home have other values."""
-    return [not joined and not torch.equal(over(address, p), p.detach()) for p, address, joined in zip(some, beside(some), are_joined(some))]
+    return [not joined and tensors.differ(over(address, p), p.detach()) for p, address, joined in zip(some, beside(some), are_joined(some))]
 
 
 def is_whole(p):

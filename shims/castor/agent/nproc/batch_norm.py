@@ -7,7 +7,7 @@ statistics are each sample's own; only its running ones are means over the sampl
 import torch
 
 from .. import core, patching
-from ..common import store
+from ..common import store, tensors
 from ..process import compiler
 from . import exchange, rows
 
@@ -39,7 +39,7 @@ class _Statistics:
         row = torch.cat([mean.new_tensor([count], dtype=torch.float64), mean.double(), variance.double() * count])
         every = _gathered(job, row if count else torch.zeros_like(row), "the statistics of a batch norm")
         # Ranks with the same batch (one that the script made itself, or an evaluation's) each compute as the one process.
-        self.alone = not job.is_divided and bool((every == every[0]).all())
+        self.alone = not job.is_divided and not tensors.differ(every, every[0])
         counts, means, squares = (every[:1] if self.alone else every).split([1, len(mean), len(mean)], dim=1)
         self.count = float(counts.sum())
         self.mean = (counts * means).sum(0) / self.count
@@ -132,7 +132,7 @@ def _average_running(job, count, running):
     """Running statistics of which each rank has added the mean over its own samples' become those with the mean over all samples'."""
     row = torch.cat([running[0].new_tensor([count if job.weight else 0.0], dtype=torch.float64), *(t.detach().double() for t in running)])
     every = _gathered(job, row, "the statistics of an instance norm")
-    if job.is_divided or not bool((every == every[0]).all()):  # else each computes as the one process
+    if job.is_divided or tensors.differ(every, every[0]):  # else each computes as the one process
         counts = every[:, :1]
         means = (counts * every[:, 1:].where(counts > 0, 0.0)).sum(0) / counts.sum()
         for t, mean in zip(running, means.split([len(t) for t in running])):

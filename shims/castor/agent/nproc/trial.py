@@ -10,6 +10,7 @@ import weakref
 import torch
 
 from .. import core
+from ..common import tensors
 from . import one_f_one_b, rows
 
 SINGLE, HALF, LOSS = 5e-5, 2e-2, 2e-5  # differences, relative to the largest element
@@ -133,12 +134,12 @@ def close(a, b, slack=1):
     if not a.numel():
         return True
     if not (a.is_floating_point() or a.is_complex()):
-        return bool((a == b).all())
+        return not tensors.differ(a, b)
     allowed = DOUBLE if a.dtype in (torch.float64, torch.complex128) else HALF if a.dtype in (torch.float16, torch.bfloat16) else SINGLE if a.dim() else LOSS
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
     finite = torch.isfinite(b.abs())
-    if not bool((torch.isfinite(a.abs()) == finite).all()):
+    if tensors.differ(torch.isfinite(a.abs()), finite):
         return False
     a, b = a[finite], b[finite]
     return not a.numel() or float((a - b).abs().max()) <= slack * allowed * float(b.abs().max())

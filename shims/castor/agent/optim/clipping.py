@@ -12,7 +12,7 @@ from torch.utils import _foreach_utils
 
 from .. import core, patching
 from ..backward import accumulation
-from ..common import parts, store
+from ..common import parts, store, tensors
 from ..device_ranks import entries, sums
 from ..precision import masters
 from . import gradients_on_devices
@@ -159,7 +159,7 @@ def _clip_grad_norm(stock):
         norms = _norms(gradients, float(norm_type), foreach)
         norms = torch.tensor(norms, dtype=torch.float64).to(gradients.norm_dtype())
         total = torch.linalg.vector_norm(norms, float(norm_type))
-        if error_if_nonfinite and not torch.isfinite(total):
+        if error_if_nonfinite and tensors.not_finite(total):
             clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
         coefficient = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
         if coefficient.item() != 1.0:

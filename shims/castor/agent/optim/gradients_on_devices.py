@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad
 
+from ..common import tensors
 from ..device_ranks import entries, sums
 from ..precision import masters
 
@@ -86,7 +87,7 @@ def clip_grad_norm(gradients, max_norm, norm_type, error_if_nonfinite, foreach):
         norms[list(numbers)] = torch.stack(list(found))
     gradients.all_reduce(norms)
     total = torch.linalg.vector_norm(norms, norm_type)
-    if error_if_nonfinite and not torch.isfinite(total):
+    if error_if_nonfinite and tensors.not_finite(total):
         clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     with gradients.changing():

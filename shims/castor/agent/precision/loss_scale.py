@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import core, patching
-from ..common import graph, store
+from ..common import graph, store, tensors
 from ..process import events
 
 LAST, EARLIER = "in the last backward", "before a step that was skipped"  # when the sum of a parameter's gradients overflowed
@@ -100,8 +100,8 @@ def check(group, entries, used):
     """After a backward: checks whether the sums are finite; every rank gets the same result. `used`: of each entry."""
     mine = [e.sum_alias for e, some_rank_used in zip(entries, used) if e.mine and some_rank_used and e.sum_alias.numel()]
     with torch.no_grad():
-        finite = not mine or bool(torch.isfinite(torch.stack(torch._foreach_norm(mine, float("inf")))).all())
-    overflowed = any(flag for flag, in group.gather([float(not finite)], "the check of the gradients for infinities"))
+        own = bool(mine) and bool(have_overflowed(mine))
+    overflowed = any(flag for flag, in group.gather([float(own)], "the check of the gradients for infinities"))
     for e, some_rank_used in zip(entries, used):
         if some_rank_used:
             e.overflowed = LAST if overflowed else None
@@ -117,13 +117,13 @@ def _check_on_devices():
     by_device = {}
     for grad in (p.grad for p in reached if p.grad is not None and p.grad.numel()):
         by_device.setdefault(grad.device, []).append(grad if grad.layout is torch.strided else grad._values())
-    finite = [is_finite(grads) for grads in by_device.values()]
-    found(reached, not all(map(bool, finite)))
+    flags = [have_overflowed(grads) for grads in by_device.values()]
+    found(reached, any(map(bool, flags)))
 
 
-def is_finite(grads):
+def have_overflowed(grads):
     """Of one device: a flag there."""
-    return torch.isfinite(torch.stack(torch._foreach_norm(grads, float("inf")))).all()
+    return tensors.not_finite(torch.stack(torch._foreach_norm(grads, float("inf"))))
 
 
 def found(parameters, overflowed, says=True):
@@ -145,7 +145,7 @@ def skips(optimizer):
         return False
     pairs = [(p, e) for p, e in ((p, _record_of(p)) for p in store.parameters_of(optimizer)) if e is not None and e.overflowed and has_grad(p)]
     # A parameter that was skipped and had no gradient since counts as long as the script keeps the old one.
-    if not any(e.overflowed is LAST or not torch.isfinite(p.grad).all() for p, e in pairs):
+    if not any(e.overflowed is LAST or tensors.not_finite(p.grad) for p, e in pairs):
         return False
     for _, e in pairs:
         e.overflowed = EARLIER
