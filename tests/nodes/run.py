@@ -97,6 +97,11 @@ class NodesTest(unittest.TestCase):
             self.assertLess(count, expected * 1.1)
             self.assertGreater(count, expected * 0.95)
 
+    def check_divided(self, ranks, calls):
+        """So many calls of models on each rank: all of six, but for two of each model's, which are tried."""
+        found = [rank["calls_by_rows"] for host in (0, 1) for rank in self.report(host)["ranks"] if rank["optimizer_steps"]]
+        self.assertEqual(found, ranks * [calls])
+
     def bytes_per_parameter(self, host):
         return self.report(host)["model_data"]["bytes_per_param"]
 
@@ -143,6 +148,12 @@ class NodesTest(unittest.TestCase):
         printed, _ = self.on_hosts(plugin="zero1", settings=["CASTOR_SHARD=node"])
         self.check_crossing(printed, GRADIENT_BYTES)
         self.assertAlmostEqual(self.bytes_per_parameter(0), 16, delta=0.16)
+
+    def test_models_in_stages(self):
+        """The sums of a node go to the other one behind each backward pass, in which stages wait for each other."""
+        printed, _ = self.on_hosts(plugin="hybrid", settings=["CASTOR_PP=2", "CASTOR_CHUNK_SIZE=256K"])
+        self.check_equal_losses(printed, 4)
+        self.check_divided(ranks=4, calls=4)
 
     def test_nodes_of_unequal_size_and_two_models(self):
         """Of two models, of which the one that was wrapped last has its gradients first."""
@@ -217,8 +228,8 @@ class NodesTest(unittest.TestCase):
         before the other has read it."""
         return [line for line in errors.splitlines() if not TORCHRUNS.match(line)]
 
-    def on_one_host(self, *before):
-        return self.run_job([*before, sys.executable, os.path.join(FOLDER, "single.py")])[0], self.made()
+    def on_one_host(self, *before, arguments=()):
+        return self.run_job([*before, sys.executable, os.path.join(FOLDER, "single.py"), *arguments])[0], self.made()
 
     def check_about_equal(self, printed, expected):
         ours, theirs = ([float(word) for word in re.findall(r"[\d.e-]+(?=\s)", text)] for text in (printed, expected))
@@ -238,6 +249,13 @@ class NodesTest(unittest.TestCase):
             ranks = [(rank["rank"], rank["optimizer_steps"]) for rank in self.report(host)["ranks"] if rank["optimizer_steps"]]
             self.assertEqual(ranks, [(host, 6)])
         self.assertEqual([name for name in os.listdir(self.folder) if name.startswith(".files")], [])
+
+    def test_a_single_process_with_a_stage_on_each_node(self):
+        expected, _ = self.on_one_host(arguments=["--layers"])
+        printed, errors = self.on_hosts("--layers", script="single.py", plugin="hybrid", ranks=(1, 1), settings=["CASTOR_PP=2"])
+        self.check_about_equal(printed, expected)
+        self.assertEqual(sorted(self.said(errors)), [f"castor: report: castor report log{host}" for host in (0, 1)])
+        self.check_divided(ranks=2, calls=2)
 
     @runner.long
     def test_a_single_process_on_nodes_of_unequal_size(self):

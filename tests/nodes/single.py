@@ -1,4 +1,4 @@
-"""A script of one process: single.py [--fail-rank R] [--unseeded]. Prints the losses, and what it reads back from files that it has written."""
+"""A script of one process: single.py [--fail-rank R] [--unseeded] [--layers]. Prints the losses, and what it reads back from files that it has written."""
 import argparse
 import os
 import signal
@@ -9,13 +9,15 @@ from torch.utils.data import DataLoader, TensorDataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--fail-rank", type=int, help="of CASTOR_NPROC=auto: is killed after three steps")
 parser.add_argument("--unseeded", action="store_true", help="the model begins with numbers that are others in each process")
+parser.add_argument("--layers", action="store_true", help="without a batch norm")
 args = parser.parse_args()
 
 os.mkdir("made")  # an error if another rank's were there
 step = 0
 for kind, options in ((torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}), (torch.optim.AdamW, {"lr": 0.01})):
     torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.BatchNorm1d(128), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(128, 4))
+    norm = [] if args.layers else [torch.nn.BatchNorm1d(128)]
+    model = torch.nn.Sequential(torch.nn.Linear(32, 128), *norm, torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(128, 4))
     if args.unseeded:
         with torch.no_grad():
             model[0].bias.copy_(torch.frombuffer(bytearray(os.urandom(128)), dtype=torch.uint8) / 256)

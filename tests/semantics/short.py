@@ -47,12 +47,12 @@ STAND_INS = {
 }
 
 
-# Of divided.py and divided_ddp.py, with two ranks, and the first in both ways with four: the others are of the same kinds.
+# Of divided.py and divided_ddp.py, with two ranks, and some of the first in both ways with four: the others are of the same kinds.
 DIVIDED = {
     "divided.py": ("gpt_adamw_clipped", "evaluated", "dropout_within_blocks", "recomputed", "remembers_each_block", "hf_gpt2", "wide_blocks"),
     "divided_ddp.py": ("gpt_adamw_clipped", "dropout_within_blocks", "recomputed", "accumulated", "evaluated_by_rank_0", "counts_its_calls", "two_models"),
 }
-BOTH_WAYS = "TP=2 PP=2"
+BOTH_WAYS = [f"{case}: TP=2 PP=2" for case in ("gpt_adamw_clipped", "dropout_within_blocks", "hf_gpt2")]
 IN_1F1B = ("masked_and_scaled", "hf_gpt2")  # in place of these:
 NOT_IN_TURN = ("evaluated: PP=2", "hf_gpt2: PP=2")
 OF_STAGES = ("wide_blocks",)  # whose other layouts show what smaller models do
@@ -66,7 +66,7 @@ def stays(plugin, ranks, row, place, first):
     if "MICROBATCHES" in row.title:
         return plugin == "gemini" and row.case in IN_1F1B and ranks == 2
     if row.expect.plugin:
-        return plugin == "gemini" and row.title not in NOT_IN_TURN and row.case in DIVIDED[row.script] and (ranks == 2 or row.script == "divided.py" and row.title.endswith(BOTH_WAYS))
+        return plugin == "gemini" and row.title not in NOT_IN_TURN and row.case in DIVIDED[row.script] and (ranks == 2 or row.script == "divided.py" and row.title in BOTH_WAYS)
     if plugin != "gemini":
         return ranks <= 2 and row.script in OTHERS[plugin] and not row.sort and place < CASES_OF_OTHERS
     if ranks > 2:
