@@ -309,12 +309,12 @@ class SeveralNodes(unittest.TestCase):
         if GPU or hosts.available():
             self.skipTest(f"no hosts can be made here: {hosts.available()}")
 
-    def run_on_hosts(self, plugin, program, *arguments, settings=()):
+    def run_on_hosts(self, plugin, program, *arguments, settings=(), options=(), each=2):
         """(status, lines, standard error)"""
         sets = [word for setting in settings for word in ("--set", setting)]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "{host}", "--nproc-per-node", "2", "--master-addr", "{address}",
-                    "--master-port", "29400", os.path.join(FOLDER, program), *arguments]
-        command = [CASTOR, "run", "--plugin", plugin, "--log-dir", "log{host}", *sets, "--", *on_devices(4), *torchrun]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "{host}", "--nproc-per-node", str(each), "--master-addr",
+                    "{address}", "--master-port", "29400", os.path.join(FOLDER, program), *arguments]
+        command = [CASTOR, "run", "--plugin", plugin, "--log-dir", "log{host}", *sets, *options, "--", *on_devices(4), *torchrun]
         shell = f"case {{host}} in 0) SEES=0,1;; *) SEES=2,3;; esac; export CUDA_VISIBLE_DEVICES=$SEES; exec {' '.join(command)}"
         with tempfile.TemporaryDirectory(prefix="castor-device-ranks-") as folder:
             env = dict(runner.environment("GLOO_"), CUBLAS_WORKSPACE_CONFIG=":16:8")
@@ -343,6 +343,22 @@ class SeveralNodes(unittest.TestCase):
     def test_looks(self):
         for plugin in "zero1", "zero2":
             self.compare(plugin, "looks.py", ALL)
+
+    def compare_one_process(self, plugin, program, each, *settings):
+        """CASTOR_NPROC=auto: so many ranks on each host."""
+        plain, _ = run(None, [*on_devices(1), sys.executable], "single.py", program)
+        status, lines, errors = self.run_on_hosts(plugin, "single.py", program, settings=settings, options=["--nproc", "auto"], each=each)
+        self.assertEqual((status, lines), (0, plain), errors)
+        self.assertNotIn("computed whole", errors)
+
+    def test_a_script_of_one_process(self):
+        self.compare_one_process("zero2", "small", 1)
+
+    @runner.long
+    def test_scripts_of_one_process(self):
+        self.compare_one_process("gemini", "small", 2, "CASTOR_DEVICE_BUDGET=64K")
+        self.compare_one_process("hybrid", "large", 1, "CASTOR_PP=2")
+        self.compare_one_process("hybrid", "large", 2, "CASTOR_PP=2")
 
     @runner.long
     def test_a_killed_rank(self):

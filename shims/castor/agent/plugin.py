@@ -6,7 +6,7 @@ import torch
 from . import core, lazy
 from .backward import accumulation, reducer
 from .common import store, traced
-from .device import activations, adoption, casts, choice, passes, step_parts
+from .device import activations, adoption, casts, passes, step_parts
 from .device_ranks import buckets
 from .nodes import remote
 from .optim import clipping, on_host, steps, swapping
@@ -38,8 +38,6 @@ def install():
     if world > 1:
         strays.watch_ranks(int(os.environ["CASTOR_RANK_PROCESS"]))
         job.refuse_process_groups(world, is_rank)
-    if is_rank and world > 1 and torch.version.cuda:
-        choice.choose(rank, world)
     activations.install()  # within what divides the calls of models
     ranks = job.install(rank, world, core.options.job) if is_rank and world > 1 else None
     if is_first:  # others may only load data

@@ -28,7 +28,8 @@ class Group:
     control  the store's group of them, over which they compare what must be alike; where they are on several nodes, a nodes.control.Control
     secret   by which the ranks of this one's node find each other; None: by the job's token
     places   the place of each rank on its node
-    beside   the ranks on this one's node"""
+    beside   the ranks on this one's node
+    in_lane  those, one on each node, that have this one's place there"""
 
     def __init__(self, process_group, ranks, control, secret=None):
         self.process_group, self.ranks, self.control = process_group, ranks, control
@@ -38,7 +39,10 @@ class Group:
         self.nodes, self.secret = control.nodes, secret
         self.places = [self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)]
         self.beside = [rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
+        self.in_lane = [rank for rank, place in enumerate(self.places) if place == self.places[self.rank]]
         self.shares_nothing = len(set(map(self.nodes.count, self.nodes))) > 1  # of parameters (shared.py): nodes with different numbers of ranks
+        if self.shares_nothing and core.plugin_shards() > 2 and not self.rank:
+            core.log(2, b"parameters that leave a device are on the host of each rank: the ranks of a node keep them once only where all nodes have as many ranks")
         self.parameters_on_host, self.passed, self.token = 0, 0, None
         self.operations = 0  # on all gradients, alike on all ranks: a digest
 
@@ -48,10 +52,9 @@ class Group:
 
     @functools.cached_property
     def lane(self):
-        """The process group of the ranks, one on each node, that have this one's place there. The first use is a collective of them."""
-        members = [rank for rank, place in enumerate(self.places) if place == self.places[self.rank]]
+        """The process group of `in_lane`. The first use is a collective of them."""
         patience = datetime.timedelta(seconds=core.options.timeout)
-        return dist.new_group([self.ranks[rank] for rank in members], timeout=patience, backend=dist.get_backend(self.process_group), use_local_synchronization=True)
+        return dist.new_group([self.ranks[rank] for rank in self.in_lane], timeout=patience, backend=dist.get_backend(self.process_group), use_local_synchronization=True)
 
     def broadcast(self, sent, device, process_group=None):
         """Each (tensor, its owner in the process group) of `sent` becomes the owner's, in the order of the current stream. None: of all ranks."""
@@ -69,9 +72,7 @@ def group_of(process_group, device):
         one_node = grouping.one_node_of(process_group, device)
         control = grouping.group_of(process_group) if one_node else Control(ranks, grouping.nodes_of(process_group))
         choice.share(control, device.index)
-        group = _groups[ranks] = Group(process_group, ranks, control, grouping.token_of(process_group))
-        if group.shares_nothing and core.plugin_shards() > 2:
-            core.log(2, b"parameters that leave a device are on the host of each rank: the ranks of a node keep them once only where all nodes have as many ranks")
+        _groups[ranks] = Group(process_group, ranks, control, grouping.token_of(process_group))
     return _groups[ranks]
 
 

@@ -21,7 +21,7 @@ def peers_of(group):
     """Where each rank can be read. The first call is made by all ranks together."""
     if group not in _peers:
         port, token = ctypes.c_int(), core.options.job.encode()[:_TOKEN_BYTES]
-        one_node = grouping.on_one_node() or not dist.is_initialized()  # of the whole job: this rank has one address
+        one_node = group.one_node if not dist.is_initialized() else grouping.on_one_node()  # of the whole job: this rank has one address
         address = b"127.0.0.1" if one_node else peers.own_address().encode()
         core.kept_serve(token, address, ctypes.byref(port))
         said = [port.value, *address.ljust(_ADDRESS_BYTES, b"\0"), *token.ljust(_TOKEN_BYTES, b"\0")]

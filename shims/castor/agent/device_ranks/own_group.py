@@ -15,14 +15,17 @@ from . import entries
 
 _LOOPBACK = "127.0.0.1"
 _PORT = struct.Struct("<i")
-_groups = {}  # the store's group of the ranks: their entries.Group
+_groups = {}  # what the ranks compare over (entries.Group.control): their entries.Group
 _meetings = {}  # of ranks on one node, the same: where they meet
 
 
 def group_of(control):
-    """Of the ranks of `control`, a group of the store on one node. The first call is made by all ranks together."""
+    """Of the ranks of `control`. The first call is made by all of them together."""
     if control not in _groups:
-        _groups[control] = entries.Group(made(control, "castor", list(range(control.world)), "cuda"), list(range(control.world)), control)
+        ranks = list(range(control.world))
+        group = _groups[control] = entries.Group(made(control, "castor", ranks, "cuda"), ranks, control, getattr(control, "secret", None))
+        if not group.one_node:
+            group.lane = made(control, f"castor-lane-{group.in_lane[0]}", group.in_lane, "cuda")
     return _groups[control]
 
 

@@ -339,7 +339,7 @@ class Step:
             return
         sent = [entry for _, entry in self.some if group.places[entry.owner] == group.places[group.rank]]
         if sent:
-            owners = [dist.get_group_rank(group.lane, group.ranks[entry.owner]) for entry in sent]
+            owners = [group.in_lane.index(entry.owner) for entry in sent]
             group.broadcast(zip([entries.flat(entry.node.view) for entry in sent], owners), self.device, group.lane)
 
     def _count(self, on_device):

@@ -35,10 +35,12 @@ def one_node_of(process_group, device=None):
 def nodes_of(process_group):
     """The node of each rank, after one_node_of: nodes are numbered by their first rank."""
     ranks = tuple(dist.get_process_group_ranks(process_group))
-    if ranks not in _introduced:
-        return [0] * len(ranks)
+    return _numbered(_introduced[ranks][0]) if ranks in _introduced else [0] * len(ranks)
+
+
+def _numbered(identities):
     numbers = {}
-    return [numbers.setdefault(identity, len(numbers)) for identity in _introduced[ranks][0]]
+    return [numbers.setdefault(identity, len(numbers)) for identity in identities]
 
 
 def token_of(process_group):
@@ -87,14 +89,15 @@ def _by_nodes(name, rank, ranks, identities, tokens, make=None):
 
 
 def group_of_all(process_group, name, rank, make):
-    """The same for all ranks of a job, whose process group is Castor's own, as those are that make(ranks) returns. Every node keeps all."""
+    """The same for all ranks of a job, whose process group is Castor's own, as those are that make(ranks) returns: (the group, the node of each rank, by which the
+    ranks of this node find each other). Every node keeps all."""
     ranks = list(range(process_group.size()))
     identities, tokens = _introduce(process_group, len(ranks), "cpu")
-    group, _ = _by_nodes(name, rank, ranks, identities, tokens, make)
+    group, token = _by_nodes(name, rank, ranks, identities, tokens, make)
     if group.across is not None:
         group.across.ahead = False
     core.rank_set(rank)
-    return group
+    return group, _numbered(identities), token
 
 
 def _introduce(process_group, world, device):

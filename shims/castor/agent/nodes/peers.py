@@ -19,7 +19,7 @@ def own_address():
     named = core.options.node_address
     if named:
         return named
-    master = os.environ.get("MASTER_ADDR", "")
+    master = os.environ.get("MASTER_ADDR") or core.options.meeting.partition(" ")[0]
     try:
         family, _, _, _, there = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -14,7 +14,8 @@ from .control import Control
 class Whole(Control):
     """As a store's group (common/store.py), by messages.
 
-    local  the store's group of this rank's node"""
+    local   the store's group of this rank's node
+    secret  by which the ranks of this node find each other"""
 
     union = store.Group.union
 
@@ -22,7 +23,8 @@ class Whole(Control):
         self.ranks, self.rank, self.world = list(range(world)), rank, world
         meeting = self.meeting = _meeting_place(rank, world)
         self.messages = own_groups.gloo(meeting, "castor-all", rank, self.ranks)
-        self.local = grouping.group_of_all(self.messages, "nproc", rank, lambda lane: own_groups.gloo(meeting, f"castor-lane-{lane[0]}", rank, lane))
+        self.local, self.nodes, self.secret = grouping.group_of_all(
+            self.messages, "nproc", rank, lambda lane: own_groups.gloo(meeting, f"castor-lane-{lane[0]}", rank, lane))
 
     @property
     def handle(self):

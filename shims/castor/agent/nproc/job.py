@@ -13,7 +13,8 @@ import torch
 
 from .. import core, patching
 from ..common import graph, store, tensors
-from ..device_ranks import entries
+from ..device import choice
+from ..device_ranks import alike, entries
 from ..nodes import whole
 from ..process import strays
 from . import arrays, audit, batch_norm, boundary, divided_layers, draws, layout, loaders, losses, randomness, rows, script_process, stages, streams, writers
@@ -359,8 +360,9 @@ class Job(script_process.Process):
         self.all_steps += 1
         if self.nodes is None or self.distributed or not store.active() or self.all_steps & (self.all_steps - 1):
             return
-        each = (p for p in (reference() for reference in self.synchronizer.parameters()) if p is not None) if self.synchronizer else ()
-        digest = functools.reduce(lambda so_far, p: zlib.crc32(tensors.digest(p, core.digest).to_bytes(8, "little"), so_far), each, 0)
+        each = [p for p in (reference() for reference in self.synchronizer.parameters()) if p is not None] if self.synchronizer else []
+        digests = [tensors.digest(p, core.digest) for p in each if not p.is_cuda] + alike.digests([p for p in each if p.is_cuda])
+        digest = zlib.crc32(repr(digests).encode())
         every = self.group.gather([float(digest)], "the parameters of all nodes")
         other = next((rank for rank, row in enumerate(every) if row != every[0]), None)
         if other is not None:
@@ -468,6 +470,8 @@ def install(rank, world, token):
     if core.options.meeting:
         job.meet_nodes()
         token = job.group.broadcast(token.encode(), "the begin of the job").decode()
+    if torch.version.cuda:
+        choice.choose(*(rank, world) if job.nodes is None else (job.nodes.local.rank, job.nodes.local.world))
     seed = int(hashlib.sha256(token.encode()).hexdigest(), 16)
     random.seed(seed)  # unseeded numbers must be the same on every rank, too
     torch.default_generator.manual_seed(seed % (1 << 63))

@@ -78,8 +78,6 @@ class Sums:
         if self.job.mode == "loader":
             raise core.Error("castor: CASTOR_BATCH=loader does not serve a script on devices, where no audit can tell whether its batches may be "
                              "split: leave it out")
-        if self.job.nodes is not None:
-            raise core.Error("castor: a single-process script on devices is split on one node: start all ranks on one, or leave CASTOR_NPROC=auto out")
         for p in parameters:
             self.device = self.device or p.device
             why = f"it is on {p.device}, and others are on {self.device}" if p.device != self.device else tensors.why_unsupported(p, "cuda")
