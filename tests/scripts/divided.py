@@ -412,6 +412,21 @@ def hf_gpt2_checkpoints(log):
 
 
 @record.case
+def hf_gpt2_biases(log):
+    """Most of it is frozen, its embeddings too, as where adapters are trained: the checkpoints' gradients end at the embeddings' outputs."""
+
+    def make(t):
+        model = t.GPT2LMHeadModel(t.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=4, n_head=4, use_cache=False))
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        for p in model.parameters():
+            p.requires_grad_(p.dim() == 1)
+        return model
+
+    of_transformers(make)(log)
+
+
+@record.case
 def hf_llama(log):
     of_transformers(lambda t: t.LlamaForCausalLM(t.LlamaConfig(**SMALL, num_key_value_heads=2, max_position_embeddings=LENGTH, use_cache=False)))(log)
 

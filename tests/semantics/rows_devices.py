@@ -41,7 +41,7 @@ MAY_SAY = {  # a kernel of attention, or of recurrent layers, draws the numbers 
     "chance.py": ("by rows it has another result",),
     "divided.py": (r"\(Sequential: by rows it has another result", r"\((GPT2LMHeadModel|BertForMaskedLM|T5ForConditionalGeneration): by rows it has another result"),
 }
-DRAWN_IN_KERNELS = tuple(f"divided.py:{case}" for case in ("encoder", "hf_gpt2", "hf_gpt2_checkpoints", "hf_bert", "hf_t5"))  # so they are computed whole
+DRAWN_IN_KERNELS = tuple(f"divided.py:{case}" for case in ("encoder", "hf_gpt2", "hf_gpt2_checkpoints", "hf_gpt2_biases", "hf_bert", "hf_t5"))  # so they are computed whole
 SHORT = {
     "loops.py": ("adam", "sgd_momentum", "clipped_by_norm", "scaler", "dropout", "batch_norm", "two_networks"),
     "loops_ddp.py": ("adam", "sgd_momentum", "two_models"),

@@ -13,11 +13,11 @@ OF_KEYS = "hf_bert", "hf_vit"  # gradients of the keys' biases cancel
 CASES = (
     "gpt_sgd gpt_adamw_clipped loss_outside evaluated accumulated batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed "
     "gone_back_twice two_calls_for_a_backward calls_that_nobody_goes_back_from masked_and_scaled sum_of_losses mean_of_elements losses_of_samples logits_are_used_late "
-    "recomputed_by_its_own wants_backward_itself encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_gpt2_checkpoints hf_llama hf_bert hf_t5 hf_vit wide_blocks"
+    "recomputed_by_its_own wants_backward_itself encoder frozen_first_blocks skips_a_block remembers_each_block layers_are_exchanged hf_gpt2 hf_gpt2_checkpoints hf_gpt2_biases hf_llama hf_bert hf_t5 hf_vit wide_blocks"
 ).split()
 OF_LOSSES = (  # which the model's call returns, and from which alone the script goes back
     "gpt_sgd gpt_adamw_clipped evaluated accumulated batches_of_other_sizes gone_back_twice masked_and_scaled sum_of_losses mean_of_elements losses_of_samples "
-    "hf_gpt2 hf_gpt2_checkpoints hf_llama hf_bert hf_t5 hf_vit"
+    "hf_gpt2 hf_gpt2_checkpoints hf_gpt2_biases hf_llama hf_bert hf_t5 hf_vit"
 ).split()
 OPTIONS = {"wide_blocks": ("CASTOR_AUDIT=1",), "one_rank_calls_alone": ("CASTOR_TIMEOUT=5",)}  # so the second step of wide blocks is divided
 # What a line says where a model is computed whole.

@@ -16,13 +16,12 @@ _SEED = 23
 
 
 class Pass:
-    """Sketches of the gradients of `inputs`. beyond: leaves that the pass must reach, too, and that get none. left(): a pass that raised has left what others
-    wait for. keeps: the graph stays, for the script's pass. failed: it raised, as it would for a script that
+    """Sketches of the gradients of `inputs`. left(): a pass that raised has left what others wait for. keeps: the graph stays, for the script's pass. failed: it raised, as it would for a script that
     asks for gradients twice. nested: a function of the script's called a pass of its own, which gives parameters gradients several times in one pass."""
 
-    def __init__(self, inputs, beyond=(), left=lambda: None, keeps=True):
+    def __init__(self, inputs, left=lambda: None, keeps=True):
         self._left, self._keeps = left, keeps
-        self.inputs, self.beyond, self.half, self.failed, self.nested = inputs, beyond, False, False, False
+        self.inputs, self.half, self.failed, self.nested = inputs, False, False, False
         self.sketches = torch.zeros(len(inputs), core.SKETCH_BUCKETS, dtype=torch.float64, device="cpu")
         self._lock = threading.Lock()
 
@@ -36,7 +35,8 @@ class Pass:
             type(node).__name__ == "ToCopyBackward0" for node in graph.nodes(outputs))
         handles = [t.register_hook(self._sketching(number)) for number, t in enumerate(self.inputs)]
         try:
-            _, self.nested = events.run_unheard(outputs, [_gradient_like(t) for t in outputs], [*self.inputs, *self.beyond], self._keeps)
+            others = graph.leaves_but(outputs, self.inputs)  # a script's pass goes to them as well, and through functions on the way
+            _, self.nested = events.run_unheard(outputs, [_gradient_like(t) for t in outputs], [*self.inputs, *others], self._keeps)
         except core.GroupError:
             raise
         except Exception:  # checkpoints and compiled graphs that can be gone through once

@@ -126,7 +126,8 @@ class Boundary:
         parts = microbatches.Microbatches(self.results, division, form, core.options.microbatches or self.job.layout.stages, loss)
         began = streams.states()  # each microbatch draws for the whole batch
         calls = [functools.partial(self._computed, stock, module, part, *parts.rows_of((args, kwargs), part)) for part in parts.parts]
-        passes = None if loss is None else self.job.stages.passes(module, parts, form.reached.gradients[loss])
+        hooked = any(map(_only_requires_gradients, (hook for m in module.modules() for hook in m._forward_hooks.values())))
+        passes = None if loss is None else self.job.stages.passes(module, parts, form.reached.gradients[loss], hooked)
         return self.job.stages.run(module, [(call, began) for call in calls], parts.joined, passes=passes)
 
     def _loss_gone_back_from(self, form):
@@ -253,7 +254,7 @@ class Boundary:
         if not needed and not any(t.is_cuda for t in inputs):
             return ()
         in_stages = self.job.layout.stages > 1  # whose arguments require no gradients: what the call has made is in no other graph
-        return backward_trial.Pass(inputs, [self.job.stages.leaf], self.job.stages.abandon, not in_stages), backward_trial.Pass(inputs)
+        return backward_trial.Pass(inputs, self.job.stages.abandon, not in_stages), backward_trial.Pass(inputs)
 
     def release_cached(self, pending):
         """The backward pass of what a trial has returned is over (pending=2), or the next one begins (1)."""

@@ -229,7 +229,7 @@ class Members:
         module, early, why, made, changes = ddp.module, form.left > 0, "", None, {}
         before, given = contents.Snapshot(modules), contents.Given(own_inputs, own_inputs, keeps=True)
         inputs = backward_trial.inputs_of(modules, ())
-        divided = backward_trial.Pass(inputs, [self.stages.leaf], self.stages.abandon, self.layout.stages == 1)
+        divided = backward_trial.Pass(inputs, self.stages.abandon, self.layout.stages == 1)
         whole = backward_trial.Pass(inputs)
         try:
             with trial.unheard():

@@ -54,11 +54,11 @@ class _Seen(torch.autograd.Function):
 
 class Passes:
     """The backward passes of one call's microbatches on this stage. inputs: parameters. microbatches: what weighs their losses (microbatches.py). gradient: of the
-    loss, in the last call's backward pass."""
+    loss, in the last call's backward pass. hooked: a hook makes outputs of layers require gradients, which are nobody's, where what comes before is frozen."""
 
-    def __init__(self, layout, sent, inputs, microbatches, gradient):
+    def __init__(self, layout, sent, inputs, microbatches, gradient, hooked):
         self.layout, self.link, self.inputs = layout, stage_link.Link(layout, sent, "stages back"), inputs
-        self._microbatches, self._gradient = microbatches, gradient
+        self._microbatches, self._gradient, self._hooked = microbatches, gradient, hooked
         self._begins, self._ends = {}, {}  # microbatch: the tensors that it begins with; what it ends with, and the gradients of that where they are known
         self._sums, self._times = [None] * len(inputs), [0] * len(inputs)
         self._begins_with = None  # what a loss of weight 1 begins with
@@ -102,14 +102,15 @@ class Passes:
         return why
 
     def _made(self, outputs, gradients, arrived):
-        if not any(self._times):  # the first one
-            known = {id(t) for t in (*self.inputs, *arrived)}
-            if any(id(node.variable) not in known for node in graph.nodes(outputs) if hasattr(node, "variable")):
+        others = []  # behind which a reentrant checkpoint's parameters may be, that autograd does not see
+        if self._hooked or not any(self._times):  # the first one
+            others = graph.leaves_but(outputs, (*self.inputs, *arrived))
+            if others and not self._hooked:
                 raise RuntimeError("a gradient comes to a tensor that is no parameter of it")
-        made, nested = events.run_unheard(outputs, gradients, [*self.inputs, *arrived], keeps=False)
+        made, nested = events.run_unheard(outputs, gradients, [*self.inputs, *arrived, *others], keeps=False)
         if nested:
             raise RuntimeError("a function of the script's runs a backward pass of its own")
-        return made
+        return made[:len(made) - len(others)]
 
     def _add(self, made):
         for number, gradient in enumerate(made):

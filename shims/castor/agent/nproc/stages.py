@@ -140,9 +140,9 @@ class Stages:
         if self._link is not None:
             self._link.abandon(self.layout.stage)
 
-    def passes(self, module, microbatches, gradient):
+    def passes(self, module, microbatches, gradient, hooked):
         """Those of a call, for run()."""
-        return one_f_one_b.Passes(self.layout, self._sent, backward_trial.inputs_of(module.named_modules(), ()), microbatches, gradient)
+        return one_f_one_b.Passes(self.layout, self._sent, backward_trial.inputs_of(module.named_modules(), ()), microbatches, gradient, hooked)
 
     def run(self, module, microbatches, join, own=-1, passes=None):
         """The results of a call, the same on all ranks of a replica. microbatches: (call(within=): the model's forward, in a context; the generators' states that it
