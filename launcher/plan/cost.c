@@ -181,9 +181,14 @@ static void reckon_tensor(const plan_model *model, const plan_cluster *cluster, 
         seconds += choice->micro * collective_seconds(cluster, MESH_ALL_GATHER, logits, choice->tp, rate);
         sent = (layers * (2 * LAYER_ADDED + LAYER_GATHERED) * hidden + choice->micro * logits) * (t - 1) / t;
     }
-    if (choice->pp > 1) { /* activations, and their gradients back */
-        sent += 2 * hidden * choice->micro;
-        seconds += 2 * choice->micro * (hidden / rate + cluster->latency);
+    if (choice->pp >
+        1) { /* activations, and their gradients back; the ranks of a stage share a node's way to the next one */
+        bool leaves = choice->tp * choice->pp > plan_ranks_of_node(cluster, choice);
+        double passed = 2 * hidden * choice->micro, way = leaves ? cluster->network / choice->tp : rate;
+        sent += passed;
+        seconds += passed / way + 2 * choice->micro * cluster->latency;
+        if (leaves)
+            cost->sent[PLAN_WAY_NETWORK] += (uint64_t)(passed * t);
     }
     cost->seconds[PLAN_TERM_TENSOR] = seconds;
     if (cluster->devices)
@@ -521,11 +526,14 @@ static bool is_possible(const plan_model *model, const plan_cluster *cluster, co
     uint32_t copies = choice->tp * choice->pp;
     if (choice->own_batches && choice->micro % copies)
         return false;
-    /* Of `--plugin hybrid`, models are planned that ranks of one node have together; of the Booster's plugin, devices. */
+    /* Of the Booster's plugin, devices are planned. Of `--plugin hybrid`, models whose layers a node's ranks have together, with stages on
+     * one node or as many as fill some. */
+    uint32_t here = plan_ranks_of_node(cluster, choice);
     if (copies > 1)
         return plan_plugins[choice->plugin].divides && model->layers &&
-               (choice->plugin == PLAN_BOOSTER ? cluster->devices > 0
-                                               : plan_ranks_of_node(cluster, choice) % copies == 0) &&
+               (choice->plugin == PLAN_BOOSTER
+                    ? cluster->devices > 0
+                    : here % copies == 0 || (copies % here == 0 && here % choice->tp == 0)) &&
                model->layers >= choice->pp && model->heads % choice->tp == 0 &&
                choice->micro <= PLAN_LAYERS_MAX;
     return true;

@@ -334,8 +334,13 @@ TEST(PlanCost, ReplicasAreOnSeveralNodes) {
     EXPECT_EQ(plan_cost_of(&model, &cluster, &made, &cost), CASTOR_ERR_ARGUMENT);
     made = choice(CASTOR_PLUGIN_HYBRID, 1);
     made.own_batches = true;
-    made.tp = made.pp = 2; /* a replica on both nodes */
+    made.tp = made.pp =
+        2; /* a stage on each node: for each of four batches, activations of both ranks, and their gradients */
     made.micro = 4;
+    EXPECT_EQ(cost_of(model, cluster, made).sent[PLAN_WAY_NETWORK],
+              bytes + UINT64_C(16) * 32 * 64 * 4 * 2 * 2);
+    made.tp = 4; /* parts of layers on both */
+    made.pp = 1;
     EXPECT_EQ(plan_cost_of(&model, &cluster, &made, &cost), CASTOR_ERR_ARGUMENT);
     plan_model_free(&model);
 }
