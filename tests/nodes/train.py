@@ -1,10 +1,11 @@
 """Trains a deep network of equal layers with DistributedDataParallel on several nodes, and measures what crosses eth0:
 
-    train.py --steps N [--fail-at STEP --fail-rank R] [--late] [--last-rate RATE] [--halves]
+    train.py --steps N [--fail-at STEP --fail-rank R] [--late] [--last-rate RATE] [--halves] [--own-seeds]
 
 The last line of a node's first rank is `node BYTES`: what this host sent for a step, of the steps after the second. With
 --late the last rank looks at the parameters and the optimizer's states again when the others' scripts have ended. --last-rate
-is the learning rate of the ranks of the last node. With --halves each half of the layers is a DistributedDataParallel."""
+is the learning rate of the ranks of the last node. With --halves each half of the layers is a DistributedDataParallel.
+With --own-seeds each rank draws other weights, of which rank 0's count."""
 import argparse
 import os
 import signal
@@ -27,6 +28,7 @@ parser.add_argument("--fail-rank", type=int, default=-1)
 parser.add_argument("--late", action="store_true")
 parser.add_argument("--last-rate", type=float, default=1e-3)
 parser.add_argument("--halves", action="store_true")
+parser.add_argument("--own-seeds", action="store_true")
 args = parser.parse_args()
 
 if args.fail_at >= 0:
@@ -34,7 +36,7 @@ if args.fail_at >= 0:
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(1)
+torch.manual_seed(1 + rank if args.own_seeds else 1)
 layers = [module for _ in range(LAYERS) for module in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())]
 parts = (layers[:LAYERS], layers[LAYERS:]) if args.halves else (layers,)
 model = nn.Sequential(*(DistributedDataParallel(nn.Sequential(*part)) for part in parts))

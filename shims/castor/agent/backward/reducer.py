@@ -238,7 +238,8 @@ def _adopt_before_broadcast(stock):
             ignored |= {name for name, is_alike in zip(named, on_devices.have_alike(process_group, list(named.values()))) if is_alike}
         named = {name: p for name, p in named.items() if p.requires_grad}
         sparse = any(getattr(m, "sparse", False) for m in module.modules())
-        if src == 0 and named and not serves_on_devices(named.values()) and masters.dtype is None and not why_not(named.values(), process_group, [sparse]):
+        serves = src == 0 and named and not serves_on_devices(named.values()) and masters.dtype is None and not why_not(named.values(), process_group, [sparse])
+        if serves and grouping.one_node_of(process_group):  # the ranks of each node would have those of its first one
             store.adopt(grouping.group_of(process_group), list(named.values()))
             ignored |= named.keys()
         return stock(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
