@@ -233,6 +233,10 @@ static bool set_numbers(const run_job *job, run_environment *out) {
     bool done = prepend(out, "PYTHONPATH", ":", path, NULL);
     if (options()->rehearse_numbers)
         return done;
+    /* Of ranks that are one process no script sends anything over devices by which it goes on, as DistributedDataParallel and lists of
+     * objects do. */
+    if (job->request->ranks > 1)
+        done = done && set(out, "SIM_BLANK", "1");
     return done && set(out, "SIM_NUMBERS", "0") && set(out, "TRITON_LIBCUDA_PATH", job->install.simulation);
 }
 

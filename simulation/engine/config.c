@@ -144,7 +144,7 @@ static void configure(void) {
     if ((text = getenv("SIM_HOST_MEMORY")))
         config.host_memory = (size_t)read_number("SIM_HOST_MEMORY", text, 0);
     read_refused(getenv("SIM_REFUSES"));
-    config.blank = (text = getenv("SIM_NUMBERS")) && strcmp(text, "0") == 0;
+    config.blank = (text = getenv("SIM_BLANK")) && strcmp(text, "1") == 0;
     if ((text = getenv("SIM_LINK_BANDWIDTH")))
         config.link_bandwidth = read_number("SIM_LINK_BANDWIDTH", text, 0);
     if ((text = getenv("SIM_COMPUTE")) && sscanf(text, "%d.%d", &config.major, &config.minor) != 2) {

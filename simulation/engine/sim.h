@@ -40,7 +40,7 @@ struct sim_config {
     size_t host_memory;           /* SIM_HOST_MEMORY, bytes that may be pinned, default 0: no limit */
     bool refuses_host_pages, refuses_host_alloc; /* SIM_REFUSES */
     bool
-        blank; /* SIM_NUMBERS=0: nothing is written to a device, whose memory reads as zeros and takes none of the host's */
+        blank; /* SIM_BLANK=1: nothing is written to a device, whose memory reads as zeros and takes none of the host's */
     double link_bandwidth; /* SIM_LINK_BANDWIDTH, bytes per second each way, default 0: no time */
     int major, minor;      /* SIM_COMPUTE, default 9.0 */
     bool
