@@ -181,8 +181,8 @@ static void reckon_tensor(const plan_model *model, const plan_cluster *cluster, 
         seconds += choice->micro * collective_seconds(cluster, MESH_ALL_GATHER, logits, choice->tp, rate);
         sent = (layers * (2 * LAYER_ADDED + LAYER_GATHERED) * hidden + choice->micro * logits) * (t - 1) / t;
     }
-    if (choice->pp >
-        1) { /* activations, and their gradients back; the ranks of a stage share a node's way to the next one */
+    if (choice->pp > 1) {
+        /* Activations, and their gradients back; the ranks of a stage share a node's way to the next one. */
         bool leaves = choice->tp * choice->pp > plan_ranks_of_node(cluster, choice);
         double passed = 2 * hidden * choice->micro, way = leaves ? cluster->network / choice->tp : rate;
         sent += passed;

@@ -393,22 +393,26 @@ def of_transformers(make, **more):
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
 
 
+def small_gpt2(t):
+    return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=4, n_head=4, use_cache=False))
+
+
 @record.case
 def hf_gpt2(log):
-    of_transformers(lambda t: t.GPT2LMHeadModel(t.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=4, n_head=4, use_cache=False)))(log)
+    of_transformers(small_gpt2)(log)
+
+
+def gpt2_with_checkpoints(t):
+    model = small_gpt2(t)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    return model
 
 
 @record.case
 def hf_gpt2_checkpoints(log):
     """As transformers' trainer has it: reentrant checkpoints, and a hook that makes embeddings require gradients."""
-
-    def make(t):
-        model = t.GPT2LMHeadModel(t.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=4, n_head=4, use_cache=False))
-        model.gradient_checkpointing_enable({"use_reentrant": True})
-        model.enable_input_require_grads()
-        return model
-
-    of_transformers(make)(log)
+    of_transformers(gpt2_with_checkpoints)(log)
 
 
 @record.case
@@ -416,9 +420,7 @@ def hf_gpt2_biases(log):
     """Most of it is frozen, its embeddings too, as where adapters are trained: the checkpoints' gradients end at the embeddings' outputs."""
 
     def make(t):
-        model = t.GPT2LMHeadModel(t.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=4, n_head=4, use_cache=False))
-        model.gradient_checkpointing_enable({"use_reentrant": True})
-        model.enable_input_require_grads()
+        model = gpt2_with_checkpoints(t)
         for p in model.parameters():
             p.requires_grad_(p.dim() == 1)
         return model

@@ -13,7 +13,6 @@ from .. import core
 from ..common import tensors
 from ..device import choice
 from ..nodes import grouping
-from ..nodes.control import Control
 from ..precision import masters
 
 _entries = WeakTensorKeyDictionary()
@@ -69,8 +68,7 @@ def group_of(process_group, device):
     """`device`: of this rank. The first call is a collective of the ranks."""
     ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _groups:
-        one_node = grouping.one_node_of(process_group, device)
-        control = grouping.group_of(process_group) if one_node else Control(ranks, grouping.nodes_of(process_group))
+        control = grouping.control_of(process_group, device)
         choice.share(control, device.index)
         _groups[ranks] = Group(process_group, ranks, control, grouping.token_of(process_group))
     return _groups[ranks]

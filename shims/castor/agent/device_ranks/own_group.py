@@ -1,4 +1,5 @@
-"""Process groups of Castor's own, for ranks whose script has none (`--nproc`), or that have a model together (`--plugin hybrid`): NCCL over the ranks' devices, gloo where ranks share one, and for tensors of the host.
+"""Process groups of Castor's own, for ranks whose script has none (`--nproc`), or that have a model together (`--plugin hybrid`): NCCL over the ranks'
+devices, gloo where ranks share one, and for tensors of the host.
 `torch.distributed` does not know them, so a script that asks whether it is distributed is told what it is in plain PyTorch."""
 import ctypes
 import datetime
@@ -34,23 +35,20 @@ def made(control, name, ranks, device):
     group of its own, whose name no other ranks use."""
     timeout = datetime.timedelta(seconds=core.options.timeout)
     meeting = control.meeting if isinstance(control, Control) else _meeting_place(control, timeout)
-    met, rank = dist.PrefixStore(name, meeting), ranks.index(control.rank)
-    core.process_group_announce(name.encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))  # for the trace
     devices = control.world if device == "cpu" else choice.share(control, torch.cuda.current_device())
-    if device != "cpu" and devices == control.world:
-        options, kind = dist.ProcessGroupNCCL.Options(), dist.ProcessGroup.BackendType.NCCL
-        options._timeout = timeout
-        options.global_ranks_in_group, options.group_name = ranks, name
-        backend = dist.ProcessGroupNCCL(met, rank, len(ranks), options)
-        backend.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))  # later some ranks may wait for what others do before
-    else:
-        if devices != control.world and control.rank == 0:
-            core.log(2, f"{control.world} ranks share {devices} device{'s' if devices > 1 else ''}: what they exchange goes through the host (gloo), since NCCL "
-                        "takes one rank for each device".encode())
-        kind = dist.ProcessGroup.BackendType.GLOO
-        backend = dist.ProcessGroupGloo(met, rank, len(ranks), timeout=timeout)
+    if devices != control.world and control.rank == 0:
+        core.log(2, f"{control.world} ranks share {devices} device{'s' if devices > 1 else ''}: what they exchange goes through the host (gloo), since NCCL "
+                    "takes one rank for each device".encode())
+    if device == "cpu" or devices != control.world:
+        return own_groups.gloo(meeting, name, control.rank, ranks, device)
+    core.process_group_announce(name.encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))  # for the trace
+    options, place = dist.ProcessGroupNCCL.Options(), ranks.index(control.rank)
+    options._timeout = timeout
+    options.global_ranks_in_group, options.group_name = ranks, name
+    backend = dist.ProcessGroupNCCL(dist.PrefixStore(name, meeting), place, len(ranks), options)
+    backend.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))  # later some ranks may wait for what others do before
     core.process_group_announce(None, None, 0)
-    return own_groups.over(backend, kind, device, meeting, rank, len(ranks))
+    return own_groups.over(backend, dist.ProcessGroup.BackendType.NCCL, device, meeting, place, len(ranks))
 
 
 def _meeting_place(control, timeout):

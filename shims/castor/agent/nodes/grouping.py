@@ -11,6 +11,7 @@ import torch.distributed as dist
 from .. import core
 from ..common import store
 from .across import Across
+from .control import Control
 
 TOKEN_BYTES = 64
 _groups = {}  # ranks of a process group: its store.Group
@@ -32,13 +33,16 @@ def one_node_of(process_group, device=None):
     return on_one_node() or len(set(_introduced[ranks][0])) == 1
 
 
-def nodes_of(process_group):
-    """The node of each rank, after one_node_of: nodes are numbered by their first rank."""
+def control_of(process_group, device=None):
+    """Over which the ranks of a process group compare what must be alike: the store's group of them, on several nodes a Control. As one_node_of."""
+    if one_node_of(process_group, device):
+        return group_of(process_group)
     ranks = tuple(dist.get_process_group_ranks(process_group))
-    return _numbered(_introduced[ranks][0]) if ranks in _introduced else [0] * len(ranks)
+    return Control(ranks, _numbered(_introduced[ranks][0]))
 
 
 def _numbered(identities):
+    """Nodes are numbered by their first rank."""
     numbers = {}
     return [numbers.setdefault(identity, len(numbers)) for identity in identities]
 

@@ -20,15 +20,15 @@ def over(backend, kind, device, meeting, rank, world):
     return group
 
 
-def gloo(meeting, name, rank, ranks):
-    """Of these ranks of the job, `rank` among them, who meet in a store of PyTorch's. No other ranks use the name."""
+def gloo(meeting, name, rank, ranks, device="cpu"):
+    """Of these ranks of the job, `rank` among them, who meet in a store of PyTorch's, for tensors of a type of devices. No other ranks use the name."""
     core.process_group_announce(name.encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))  # for the trace
     place, timeout = ranks.index(rank), datetime.timedelta(seconds=core.options.timeout)
     try:
         backend = dist.ProcessGroupGloo(dist.PrefixStore(name, meeting), place, len(ranks), timeout=timeout)
     finally:
         core.process_group_announce(None, None, 0)
-    return over(backend, dist.ProcessGroup.BackendType.GLOO, "cpu", meeting, place, len(ranks))
+    return over(backend, dist.ProcessGroup.BackendType.GLOO, device, meeting, place, len(ranks))
 
 
 def _end(group):

@@ -16,8 +16,8 @@ _SEED = 23
 
 
 class Pass:
-    """Sketches of the gradients of `inputs`. left(): a pass that raised has left what others wait for. keeps: the graph stays, for the script's pass. failed: it raised, as it would for a script that
-    asks for gradients twice. nested: a function of the script's called a pass of its own, which gives parameters gradients several times in one pass."""
+    """Sketches of the gradients of `inputs`. left(): a pass that raised has left what others wait for. keeps: the graph stays, for the script's pass. failed: it
+    raised, as it would for a script that asks for gradients twice. nested: a function of the script's called a pass of its own, which gives parameters gradients several times in one pass."""
 
     def __init__(self, inputs, left=lambda: None, keeps=True):
         self._left, self._keeps = left, keeps

@@ -126,8 +126,10 @@ class Boundary:
         parts = microbatches.Microbatches(self.results, division, form, core.options.microbatches or self.job.layout.stages, loss)
         began = streams.states()  # each microbatch draws for the whole batch
         calls = [functools.partial(self._computed, stock, module, part, *parts.rows_of((args, kwargs), part)) for part in parts.parts]
-        hooked = any(map(_only_requires_gradients, (hook for m in module.modules() for hook in m._forward_hooks.values())))
-        passes = None if loss is None else self.job.stages.passes(module, parts, form.reached.gradients[loss], hooked)
+        passes = None
+        if loss is not None:
+            hooked = any(_only_requires_gradients(hook) for m in module.modules() for hook in m._forward_hooks.values())
+            passes = self.job.stages.passes(module, parts, form.reached.gradients[loss], hooked)
         return self.job.stages.run(module, [(call, began) for call in calls], parts.joined, passes=passes)
 
     def _loss_gone_back_from(self, form):

@@ -21,7 +21,6 @@ from ..backward import reducer
 from ..common import store, traced
 from ..device_ranks import pages
 from ..nodes import grouping
-from ..nodes.control import Control
 from ..process import events
 from . import backward_trial, boundary, contents, divided_layers, layout, rows, stage_link, stages, streams, trial
 
@@ -345,12 +344,8 @@ def _members_of(module, process_group):
     ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _members:
         parameters = [p for p in module.parameters() if p.requires_grad]
-        if reducer.serves_on_devices(parameters):
-            control = reducer.on_devices.control_of(process_group, parameters)
-        elif grouping.one_node_of(process_group):
-            control = grouping.group_of(process_group)
-        else:
-            control = Control(ranks, grouping.nodes_of(process_group))
+        on_devices = reducer.serves_on_devices(parameters)
+        control = reducer.on_devices.control_of(process_group, parameters) if on_devices else grouping.control_of(process_group)
         made = _members[ranks] = Members(control)
         made.layout.open_groups(members=True)
     return _members[ranks]

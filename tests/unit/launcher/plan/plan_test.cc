@@ -334,8 +334,8 @@ TEST(PlanCost, ReplicasAreOnSeveralNodes) {
     EXPECT_EQ(plan_cost_of(&model, &cluster, &made, &cost), CASTOR_ERR_ARGUMENT);
     made = choice(CASTOR_PLUGIN_HYBRID, 1);
     made.own_batches = true;
-    made.tp = made.pp =
-        2; /* a stage on each node: for each of four batches, activations of both ranks, and their gradients */
+    /* A stage on each node: for each of four batches, activations of both ranks, and their gradients. */
+    made.tp = made.pp = 2;
     made.micro = 4;
     EXPECT_EQ(cost_of(model, cluster, made).sent[PLAN_WAY_NETWORK],
               bytes + UINT64_C(16) * 32 * 64 * 4 * 2 * 2);
