@@ -46,6 +46,10 @@ uint64_t castor_agreed_take(castor_store *s) {
     return agreed;
 }
 
+void castor_agreed_add(castor_store *s, const double *values, uint32_t count) {
+    store_agreed_add(s, values, count * sizeof *values);
+}
+
 castor_status castor_store_ranks_set(castor_store *s, const int32_t *ranks) {
     return store_job_ranks_set(s, ranks);
 }

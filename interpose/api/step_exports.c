@@ -213,3 +213,9 @@ castor_status castor_publish_deduplicate(castor_store *s, castor_tensor *const *
     castor_status status = rank_check(s, __func__);
     return status ? status : publish_deduplicate(s, tensors, count, what);
 }
+
+castor_status castor_publish_deduplicate_elsewhere(castor_store *s, castor_tensor *const *tensors,
+                                                   uint32_t count) {
+    castor_status status = rank_check(s, __func__);
+    return status ? status : publish_deduplicate_elsewhere(s, tensors, count);
+}

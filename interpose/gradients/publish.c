@@ -2,6 +2,7 @@
 
 #include "arena/pages.h"
 #include "base/error.h"
+#include "store/demand.h"
 #include "store/wait.h"
 #include "trace/trace.h"
 
@@ -23,7 +24,7 @@ castor_status publish_begin(store *s, const ranks_values *agreed, const void *sa
 /* A page that stays edited is seen at the end of the step. */
 void publish_push(tensor *const *tensors, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
-        if (owned_view(tensors[i]) &&
+        if (owned_view(tensors[i]) && !demand_elsewhere(tensors[i], CHUNK_PARAM) &&
             pages_edited_copy(tensors[i]->binding, tensors[i]->param_alias, tensors[i]->span))
             pages_edited_drop(tensors[i]->binding, tensors[i]->span);
 }
@@ -56,22 +57,29 @@ castor_status publish_end(store *s, tensor *const *tensors, uint32_t count, uint
     return status;
 }
 
+/* Of tensors that other nodes keep, or of all others. */
+static castor_status equal_drop(store *s, tensor *const *tensors, uint32_t count, bool elsewhere) {
+    castor_status status = CASTOR_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        const tensor *t = tensors[i];
+        if (t->mode == TENSOR_SHARED && t->binding && demand_elsewhere(t, CHUNK_PARAM) == elsewhere)
+            status = pages_edited_drop_equal(t->binding, t->param_alias, t->span);
+    }
+    return status ? store_fail(s, status) : CASTOR_OK;
+}
+
 castor_status publish_deduplicate(store *s, tensor *const *tensors, uint32_t count, const char *what) {
     store_activity_set(s, ACTIVITY_STEP);
     castor_status status = wait_barrier(s, what);
     if (status == CASTOR_OK)
-        for (uint32_t i = 0; i < count; i++)
-            if (owned_view(tensors[i]))
-                pages_edited_copy(tensors[i]->binding, tensors[i]->param_alias, tensors[i]->span);
+        publish_push(tensors, count);
     if (status == CASTOR_OK)
         status = wait_barrier(s, what);
-    for (uint32_t i = 0; i < count && !status; i++) {
-        const tensor *t = tensors[i];
-        if (t->mode == TENSOR_SHARED && t->binding)
-            status = pages_edited_drop_equal(t->binding, t->param_alias, t->span);
-    }
-    if (status)
-        store_fail(s, status);
+    status = status ? store_fail(s, status) : equal_drop(s, tensors, count, false);
     store_activity_set(s, ACTIVITY_SCRIPT);
     return status;
+}
+
+castor_status publish_deduplicate_elsewhere(store *s, tensor *const *tensors, uint32_t count) {
+    return equal_drop(s, tensors, count, true);
 }

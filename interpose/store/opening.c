@@ -303,7 +303,8 @@ castor_status store_budget_decide(store *s, uint64_t parameter_bytes) {
     if (!s->token)
         return CASTOR_OK;
     uint64_t available = s->rank == 0 ? machine_memory_available("") : 0;
-    uint64_t budget = store_budget_automatic(parameter_bytes, available);
+    /* Page faults load what other nodes keep into files of memory alone: that the rest fits was found before. */
+    uint64_t budget = s->demand ? 0 : store_budget_automatic(parameter_bytes, available);
     castor_status status = ranks_broadcast(s, &budget, sizeof budget, "the memory budget");
     if (status == CASTOR_OK && budget && (status = files_to_disk(s)) == CASTOR_OK) {
         s->budget_bytes = budget;

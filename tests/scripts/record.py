@@ -73,7 +73,7 @@ def frozen_tensor(tensor):
         entry["values"] = values.astype(numpy.float32) if tensor.dtype in (torch.float32, torch.bfloat16) else values.copy()
         return entry
     entry["sums"], entry["absolute"] = sums_of(flat, wide)
-    entry["sample"] = flat[:: max(flat.numel() // 2039, 1)].to(wide).numpy()
+    entry["sample"] = flat[:: max(flat.numel() // 2039, 1)].to(wide, copy=True).numpy()
     # A digest of all bytes takes longer than what a small model computes. A difference that leaves all sums as they are, to the bit, passes this
     # checksum in one of 2**32 cases.
     entry["hash"] = f"{zlib.crc32(seen):08x}" + hashlib.sha1(entry["sums"].tobytes() + entry["absolute"].tobytes()).hexdigest()

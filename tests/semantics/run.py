@@ -39,6 +39,7 @@ import launch  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
 import rows_devices  # noqa: E402
+import rows_hosts  # noqa: E402
 import runner  # noqa: E402
 import selftest  # noqa: E402
 import short  # noqa: E402
@@ -50,7 +51,6 @@ ENGINES = table.ENGINES
 OTHERS = tuple(plugin for plugin in ENGINES if plugin != "gemini")
 TESTED = ("shims/castor", "interpose", "kernels")
 HOSTS = hosts.__file__
-REFUSED_ON_HOSTS = ("other_strides", "parts_of_one_tensor", "memory_of_numpy", "part_beside_the_whole")  # of storages.py: memory that something else can reach
 ON_DEVICE = os.path.join(ROOT, "tests", "device", "rank_on_device.py")
 
 
@@ -77,11 +77,14 @@ class Suite:
         rows = {(row.script, row.title): row for row in table.rows()}
         if self.args.devices:
             rows = {key: rows_devices.on_devices(row) for key, row in rows.items()}
+        if self.args.hosts > 1:
+            rows = {key: rows_hosts.on_hosts(row) for key, row in rows.items()}
         kept = [r for r in kept if r["passed"] and "outcome" in r]
         return [r for r in kept if (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(self.under_plugin(row, r["plugin"]))]
 
     def under_plugin(self, row, plugin):
-        return rows_devices.under(row, plugin) if self.args.devices else row
+        row = rows_devices.under(row, plugin) if self.args.devices else row
+        return rows_hosts.under(row, plugin) if self.args.hosts > 1 else row
 
     @staticmethod
     def fingerprint(row):
@@ -235,7 +238,8 @@ class Suite:
         )
 
     def may_say(self, row):
-        return (rows_devices.HELD, rows_devices.BUDGET, *rows_devices.MAY_SAY.get(row.script, ())) if self.args.devices else ()
+        on_devices = (rows_devices.HELD, rows_devices.BUDGET, *rows_devices.MAY_SAY.get(row.script, ())) if self.args.devices else ()
+        return (*on_devices, *rows_hosts.MAY_SAY) if self.args.hosts > 1 else on_devices
 
     def check_and_store(self, group, ranks, plugin):
         self.check(group, ranks, plugin)
@@ -367,7 +371,7 @@ def chosen(args):
     if args.case:
         every = [row for row in every if {row.case, row.title, row.title.partition(": ")[2]} & set(args.case) - {""}]
     if args.hosts > 1:
-        every = [row for row in every if row.distributed or not row.expect.one_rank and row.case not in REFUSED_ON_HOSTS]
+        every = [rows_hosts.on_hosts(row) for row in every if rows_hosts.has(row) and (args.full or args.selected or rows_hosts.in_short(row))]
     if args.devices:
         every = [rows_devices.on_devices(row) for row in every if rows_devices.has(row) and (args.full or args.selected or rows_devices.in_short(row))]
     if not every:
@@ -379,7 +383,7 @@ def chosen(args):
                 if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
                 if row.shown_by(plugin, args.plugin[0]) and (ranks in row.expect.only_ranks or not row.expect.only_ranks):
-                    plan.append((plugin, row.ranks(ranks), row))
+                    plan.append((plugin, row.ranks(ranks), rows_hosts.under(row, plugin) if args.hosts > 1 else row))
     if not plan:
         sys.exit("run.py: these rows are not for the plugin none")
     if not args.short:
@@ -438,9 +442,9 @@ def arguments():
         parser.error("a --full run has the options of its rows")
     if args.markdown and not (args.full or args.devices):
         parser.error("--markdown needs --full or --devices")
-    args.selected = bool(args.script or args.case or args.ranks or args.plugin or args.hosts > 1)
+    args.selected = bool(args.script or args.case or args.ranks or args.plugin)
     args.full = args.full or not args.selected and runner.LENGTH == "all"
-    args.short, args.left = not (args.full or args.selected or args.devices), 0
+    args.short, args.left = not (args.full or args.selected or args.devices or args.hosts > 1), 0
     args.ranks = args.ranks or ([2, 4] if args.full or args.short else [2])
     args.plugin = args.plugin or (["zero2"] if args.devices and not args.full else ["gemini", *OTHERS, "none"] if args.full or args.short else ["gemini"])
     args.build, args.castor = os.path.abspath(args.build), os.path.abspath(args.castor)

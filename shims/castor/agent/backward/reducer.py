@@ -114,7 +114,7 @@ class Reducer(StandsIn, gradients.Synchronizer):
 def _make(process_group, parameters, find_unused):
     if serves_on_devices(parameters):
         return on_devices.make(process_group, parameters, find_unused)
-    return Reducer(grouping.group_of(process_group), parameters, find_unused)
+    return Reducer(grouping.group_of(process_group, parameters), parameters, find_unused)
 
 
 def of_replicas(process_group, parameters):
@@ -200,7 +200,7 @@ def _verify(stock):
         _synced.clear()
         group = None
         if why_not(tensors, process_group, []) is None:
-            group = on_devices.control_of(process_group, tensors) if serves_on_devices(tensors) else grouping.group_of(process_group)
+            group = on_devices.control_of(process_group, tensors) if serves_on_devices(tensors) else grouping.group_of(process_group, tensors)
         error = None
         try:
             result = stock(process_group, tensors, *args, **kwargs)

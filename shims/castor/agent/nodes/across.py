@@ -5,6 +5,7 @@ import atexit
 import ctypes
 import datetime
 import pickle
+import sys
 import weakref
 
 import torch
@@ -52,15 +53,15 @@ class Across:
             core.fail(self.group.handle, text.encode(), 0)
             raise core.GroupError("castor: " + text) from error
 
-    def shard(self, process_group, identities, token):
+    def shard(self, process_group, identities, token, parameter_bytes):
         """One node only keeps each optimizer state, and other data that the plugin shards. Each node's first rank serves reads of
-        the others."""
+        the others. parameter_bytes: of the first model, which tell whether a node needs a budget."""
         port = ctypes.c_int()
         core.store_shard(self.group.handle, self.place.node, self.place.node_count)
         address = own_address().encode()
         if self.group.rank == 0:
             core.serve(self.group.handle, token, address, ctypes.byref(port))
-        mine = Peer(address, port.value, token), _why_no_demand()
+        mine = Peer(address, port.value, token), _why_no_demand(parameter_bytes, self.place.node_count)
         every = [None] * len(identities)
         dist.all_gather_object(every, mine, group=process_group)
         self.peers = [every[identities.index(identity)][0] for identity in dict.fromkeys(identities)]
@@ -174,6 +175,10 @@ class Across:
             self.guarded(dist.all_reduce, values, operation, self.lane)
         return torch.frombuffer(bytearray(self.group.broadcast(values.numpy().tobytes(), "an operation on all gradients")), dtype=torch.float64).tolist()
 
+    def alike(self, number):
+        """Whether all nodes pass the same whole number, of up to 53 bits."""
+        return self.total([number, -number], largest=True) == [number, -number]
+
     def _agree(self, *words):
         """The largest of each of the words (whole numbers), over the lane. An error if the nodes' last steps differed."""
         agreed = core.agreed_take(self.group.handle)
@@ -269,8 +274,8 @@ _singles = []  # the Across whose larger sums one node only keeps
 
 
 def _leave():
-    """The script has ended: the others may still read what this node keeps, unless the job has failed."""
-    if not store.active():
+    """The script has ended: the others may still read what this node keeps, unless the job has failed. (By an exception: they wait for this rank, perhaps.)"""
+    if not store.active() or hasattr(sys, "last_value"):
         return
     for across in _singles:
         core.demand_leave(across.group.handle)
@@ -282,10 +287,16 @@ def _leave():
         pass
 
 
-def _why_no_demand():
+_PARTS = 4  # as large as the parameters: these, gradients, and Adam's two states, which are sharded first
+
+
+def _why_no_demand(parameter_bytes, nodes):
     """Why page faults of this rank cannot load the data that other nodes keep; None: they can."""
     if core.options.offload_dir:
         return "CASTOR_OFFLOAD_DIR names a disk"
+    sharded = (core.plugin_shards() + 1) / _PARTS
+    if core.places(int(parameter_bytes * (1 - sharded + sharded / nodes))):
+        return "a memory budget has chunks on disk while they are not used"
     try:
         core.demand_probe()
     except core.Error as error:

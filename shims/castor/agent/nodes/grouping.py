@@ -56,15 +56,15 @@ def token_of(process_group):
     return tokens[identities.index(core.node_identity())]
 
 
-def group_of(process_group):
-    """The store's group of this rank's node, for a process group of the script. The first call is a collective of its ranks."""
+def group_of(process_group, parameters=()):
+    """The store's group of this rank's node, for a process group of the script. The first call is a collective of its ranks; `parameters`: of the first model there."""
     ranks = tuple(dist.get_process_group_ranks(process_group))
     if ranks not in _groups:
-        _groups[ranks] = _make(process_group, ranks)
+        _groups[ranks] = _make(process_group, ranks, sum(p.nbytes for p in parameters))
     return _groups[ranks]
 
 
-def _make(process_group, ranks):
+def _make(process_group, ranks, parameter_bytes):
     name = "ddp " + ",".join(map(str, ranks))
     rank = dist.get_rank(process_group)
     if on_one_node():
@@ -76,7 +76,7 @@ def _make(process_group, ranks):
     group, token = _by_nodes(name, rank, ranks, identities, tokens)
     core.rank_set(dist.get_rank())
     if group.across is not None and core.plugin_shards():
-        group.across.shard(process_group, identities, token)
+        group.across.shard(process_group, identities, token, parameter_bytes)
     return group
 
 

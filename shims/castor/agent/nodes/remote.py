@@ -124,20 +124,15 @@ class OfNode(typing.NamedTuple):
     peer: peers.Peer
 
     def read(self, states):
-        places, tensors = [], []
-        for state in states:
-            for key, spec, pickled in state.items_there:
-                value = pickle.loads(pickled) if spec is None else torch.empty_strided(*spec[1:3], dtype=spec[3], device="cpu")
-                if spec is not None:
-                    places.append((spec[0], value.numel() * value.element_size()))
-                    tensors.append(value)
-                state.take(key, value)
-        if not tensors or not store.active():
-            return
-        count = len(tensors)
-        core.node_read(*self.peer, (ctypes.c_uint64 * count)(*(offset for offset, _ in places)),
-                       (ctypes.c_uint64 * count)(*(nbytes for _, nbytes in places)),
-                       core.pointers([t.data_ptr() for t in tensors]), count)
+        read = [(state, key, spec, pickle.loads(pickled) if spec is None else torch.empty_strided(*spec[1:3], dtype=spec[3], device="cpu"))
+                for state in states for key, spec, pickled in state.items_there]
+        places = [(spec[0], value) for _, _, spec, value in read if spec is not None]
+        if places and store.active():
+            core.node_read(*self.peer, (ctypes.c_uint64 * len(places))(*(offset for offset, _ in places)),
+                           (ctypes.c_uint64 * len(places))(*(value.numel() * value.element_size() for _, value in places)),
+                           core.pointers([value.data_ptr() for _, value in places]), len(places))
+        for state, key, _, value in read:
+            state.take(key, value)  # which copies it to where the script has the one before
 
 
 def values_here(state):

@@ -206,8 +206,8 @@ class Versions:
     def __init__(self, modules):
         self.namespaces = _namespaces_of(modules, reaches=False)
         self.before = [dict(variables) for _, _, variables in self.namespaces]
-        self.tensors = {id(t): _version(t) for t in self._tensors()}
-        self.numbers = {key: _noted(value) for _, key, value in self._in_containers() if not isinstance(value, torch.Tensor)}
+        self.tensors = {id(t): (weakref.ref(t), _version(t)) for t in self._tensors()}  # another one may get the address of one that is gone
+        self.numbers = {path: _noted(value) for path, value in self._in_containers() if not isinstance(value, torch.Tensor)}
 
     def _tensors(self):
         for _, _, variables in self.namespaces:
@@ -215,17 +215,22 @@ class Versions:
                 for t in tensors.values():
                     if t is not None:
                         yield t
-        for _, _, value in self._in_containers():
+        for _, value in self._in_containers():
             if isinstance(value, torch.Tensor):
                 yield value
 
     def _in_containers(self):
-        """And in attributes."""
+        """(path, value), and in attributes."""
         seen = set()
         for path, _, variables in self.namespaces:
             for name, value in variables.items():
                 if type(value) not in _SIMPLE and name not in _OF_MODULE and name not in _REGISTERED:
-                    yield from _walk(path + name, (id(variables), name), value, seen)
+                    for place, _, item in _walk(path + name, None, value, seen):
+                        yield place, item
+
+    def _is_another(self, t):
+        was, version = self.tensors.get(id(t), (type(None), 0))
+        return was() is not t or version != _version(t)
 
     def changed(self):
         """{path: tensor, number or word} of those that have changed since, or are others now."""
@@ -233,16 +238,16 @@ class Versions:
         for (path, _, variables), before in zip(self.namespaces, self.before):
             for tensors in (variables["_parameters"], variables["_buffers"]):
                 for name, t in tensors.items():
-                    if t is not None and self.tensors.get(id(t)) != _version(t):
+                    if t is not None and self._is_another(t):
                         found[path + name] = t
             for name, value in variables.items():
                 if type(value) in _SIMPLE and value is not before.get(name, found) and _differ(before.get(name), value):
                     found[path + name] = value
-        for path, key, value in self._in_containers():
+        for path, value in self._in_containers():
             if isinstance(value, torch.Tensor):
-                if self.tensors.get(id(value)) != _version(value):
+                if self._is_another(value):
                     found[path] = value
-            elif _differ(self.numbers.get(key), _noted(value)):
+            elif _differ(self.numbers.get(path), _noted(value)):
                 found[path] = _noted(value)
         return found
 

@@ -3,6 +3,7 @@
 If not all ranks call one, or some rank's gradients are not all untouched sums, each rank does it in its own pages (the stock
 function): slower, never different."""
 import contextlib
+import ctypes
 import functools
 import zlib
 
@@ -42,7 +43,7 @@ class _Gradients:
             return False
         ids = [None if e is None else e.handle_id for _, e in self.pairs]
         key = zlib.crc32(repr((operation, ids)).encode()) | self.group.sums << 32
-        return self.group.every_rank_can(key, self.able)
+        return self.group.every_rank_can(key, self.able) and (not self.group.single or self.group.across.alike(key))
 
     def mine(self):
         """The tensors that this rank works on: the sums that it owns, and its own copies of the small ones. Yields lists, each of
@@ -62,8 +63,10 @@ class _Gradients:
         p, e = pair
         return p.grad.detach() if not e.shared else e.sum_alias if e.summed_here else None
 
-    def done(self, what):
-        """After the owners wrote: no rank goes on before all have."""
+    def done(self, what, number):
+        """After the owners wrote: no rank goes on before all have. number: with what, which nodes that have sums of their own compare in their next exchange."""
+        if self.group.across is not None:
+            core.agreed_add(self.group.handle, ctypes.byref(ctypes.c_double(number)), 1)
         torch.autograd.graph.increment_version([p.grad for p, e in self.pairs if e.shared])
         if self.group.single:
             self.group.across.changed([e for _, e in self.pairs], sums=True)
@@ -169,7 +172,7 @@ def _clip_grad_norm(stock):
                 else:
                     for t in own:
                         t.mul_(coefficient)
-        gradients.done("clipping by norm")
+        gradients.done("clipping by norm", coefficient.item())
         return total
 
     return clip_grad_norm_
@@ -198,7 +201,7 @@ def _clip_grad_value(stock):
         for own in gradients.mine():
             for t in own:
                 t.clamp_(-float(clip_value), float(clip_value))
-        gradients.done("clipping by value")
+        gradients.done("clipping by value", float(clip_value))
         return None
 
     return clip_grad_value_
@@ -233,7 +236,7 @@ def _unscale(stock):
             every = gradients.group.gather([found_inf.item()], "the check of the gradients for infinities")
             found = max(value for value, in every)
             found_inf.fill_(gradients.group.across.total([found], largest=True)[0] if gradients.group.single else found)
-            gradients.done("unscaling the gradients")
+            gradients.done("unscaling the gradients", inv_scale.item())
         return {found_inf.device: found_inf}
 
     return _unscale_grads_

@@ -131,6 +131,7 @@ def _end_replicated(optimizer, running):
     core.publish_deduplicate(group.handle, handles, len(pairs), b"the end of a replicated optimizer step")
     if group.single:
         group.across.changed([e for _, e in pairs], sums=False)
+        core.publish_deduplicate_elsewhere(group.handle, handles, len(pairs))
 
 
 def _step_in_backward(optimizer):

@@ -1,0 +1,45 @@
+"""What rows of run.py --hosts show otherwise than on one host, and which of them the short length has."""
+
+from dataclasses import replace
+
+from rows_devices import HELD
+
+# Of storages.py: memory that something else can reach.
+LEFT_OUT = ("other_strides", "parts_of_one_tensor", "memory_of_numpy", "part_beside_the_whole")
+MAY_SAY = (HELD, "gradients and parameters stay on every node: (CASTOR_OFFLOAD_DIR|a memory budget)")
+# By script and case: the refusal on several nodes.
+ELSEWHERE = "gives a parameter of shape .* memory that something else can reach|the nodes disagree"
+REFUSED = {
+    **dict.fromkeys(
+        (f"storages_ddp.py:{case}" for case in
+         "model_of_rank_0 other_memory_on_rank_0 other_values_on_each_rank memory_of_numpy_on_rank_1 part_beside_the_whole".split()), ELSEWHERE),
+    **dict.fromkeys(("weights_ddp.py:data_replaced_by_views_of_one_buffer", "copies_ddp.py:shared_memory"), ELSEWHERE),
+}
+# ... where one node alone has the optimizer's states.
+REFUSED_BY_OWNERS = dict.fromkeys(
+    ("storages_ddp.py:states_set_to_zero", "storages_ddp.py:states_loaded_on_rank_0", "stepping_ddp.py:state_edited", "stepping_ddp.py:state_cleared"), ELSEWHERE)
+SHORT = {
+    "clip_ddp.py": ("norm_sgd", "another_limit_on_each_rank"),
+    "loops_ddp.py": ("sgd_momentum", "sgd_momentum: on disk"),
+    "storages_ddp.py": ("kept_states", "memory_of_numpy_on_rank_1"),
+    "sync_ddp.py": ("local_then_synchronized",),
+}
+
+
+def on_hosts(row):
+    """Whose ranks share less: nothing is asked of what they say of that."""
+    refused = REFUSED.get(f"{row.script}:{row.case}")
+    return replace(row, expect=replace(row.expect, says="", **({"refused": refused} if refused else {})))
+
+
+def under(row, plugin):
+    refused = plugin != "ddp" and REFUSED_BY_OWNERS.get(f"{row.script}:{row.case}")
+    return replace(row, expect=replace(row.expect, refused=refused)) if refused else row
+
+
+def has(row):
+    return row.distributed or not row.expect.one_rank and row.case not in LEFT_OUT
+
+
+def in_short(row):
+    return row.title in SHORT.get(row.script, ())
