@@ -12,7 +12,7 @@ ELSEWHERE = "gives a parameter of shape .* memory that something else can reach|
 REFUSED = {
     **dict.fromkeys(
         (f"storages_ddp.py:{case}" for case in
-         "model_of_rank_0 other_memory_on_rank_0 other_values_on_each_rank memory_of_numpy_on_rank_1 part_beside_the_whole".split()), ELSEWHERE),
+         "other_memory_on_rank_0 other_values_on_each_rank memory_of_numpy_on_rank_1 part_beside_the_whole".split()), ELSEWHERE),
     **dict.fromkeys(("weights_ddp.py:data_replaced_by_views_of_one_buffer", "copies_ddp.py:shared_memory"), ELSEWHERE),
 }
 # ... where one node alone has the optimizer's states.

@@ -276,7 +276,7 @@ def let_go(pairs):
 
 
 def fresh_of(grp, parameters):
-    """Which of `parameters` must be registered: those that are fresh on any rank. On every rank of the group together."""
+    """Which of `parameters` must be registered: those that are fresh on any rank, of any node. On every rank together."""
     fresh = [is_fresh(p) for p in parameters]
     digest = float(zlib.crc32(bytes(fresh)))
     every = grp.gather([float(len(fresh)), digest], "which parameters are registered")
@@ -286,6 +286,8 @@ def fresh_of(grp, parameters):
                               f"{every[other][0]:.0f}. Build the same model on every rank")
     if any(row != every[0] for row in every):
         fresh = grp.union(fresh, "which parameters are registered")
+    if grp.across is not None:
+        fresh = grp.across.union(fresh)
     return [p for p, is_fresh in zip(parameters, fresh) if is_fresh]
 
 

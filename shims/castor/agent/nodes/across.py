@@ -7,6 +7,7 @@ import datetime
 import pickle
 import sys
 import weakref
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -174,6 +175,15 @@ class Across:
             operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
             self.guarded(dist.all_reduce, values, operation, self.lane)
         return torch.frombuffer(bytearray(self.group.broadcast(values.numpy().tobytes(), "an operation on all gradients")), dtype=torch.float64).tolist()
+
+    def union(self, flags):
+        """Which of a model's flags any node has set."""
+        if self.alike(len(flags) << 32 | zlib.crc32(bytes(flags))):
+            return flags
+        if not self.alike(len(flags)):
+            raise core.GroupError(f"castor: the nodes' models differ: this one has {len(flags)} parameters to share, and another one a different number. Build the "
+                                  "same model on every rank")
+        return [bool(flag) for flag in self.total(list(map(float, flags)), largest=True)]
 
     def alike(self, number):
         """Whether all nodes pass the same whole number, of up to 53 bits."""
