@@ -8,7 +8,7 @@
                                   a full run in pieces; the file counts what is still missing.
                                   Every --full run leaves all rows in build/semantics/rows.md
     run.py --hosts 2 --ranks 4    each script's ranks on two hosts (tests/hosts.py), those of single processes by CASTOR_NPROC=auto, against one host's plain run;
-                                  --set CASTOR_CHUNK_SIZE=64K lets zero2 and gemini shard small tensors as well
+                                  --set CASTOR_CHUNK_SIZE=64K lets zero2 and gemini shard small tensors as well (rows_hosts.py)
     run.py --devices              DDP scripts, each rank on a simulated device of its own, over NCCL, against plain PyTorch there (rows_devices.py)
     run.py --self-test            shows that the comparison can fail
 
@@ -83,8 +83,7 @@ class Suite:
         return [r for r in kept if (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(self.under_plugin(row, r["plugin"]))]
 
     def under_plugin(self, row, plugin):
-        row = rows_devices.under(row, plugin) if self.args.devices else row
-        return rows_hosts.under(row, plugin) if self.args.hosts > 1 else row
+        return rows_devices.under(row, plugin) if self.args.devices else row
 
     @staticmethod
     def fingerprint(row):
@@ -383,7 +382,7 @@ def chosen(args):
                 if (plugin == "none" or row.expect.one_rank) and ranks != args.ranks[0]:
                     continue  # nothing of it depends on the number of ranks
                 if row.shown_by(plugin, args.plugin[0]) and (ranks in row.expect.only_ranks or not row.expect.only_ranks):
-                    plan.append((plugin, row.ranks(ranks), rows_hosts.under(row, plugin) if args.hosts > 1 else row))
+                    plan.append((plugin, row.ranks(ranks), row))
     if not plan:
         sys.exit("run.py: these rows are not for the plugin none")
     if not args.short:
@@ -446,7 +445,8 @@ def arguments():
     args.full = args.full or not args.selected and runner.LENGTH == "all"
     args.short, args.left = not (args.full or args.selected or args.devices or args.hosts > 1), 0
     args.ranks = args.ranks or ([2, 4] if args.full or args.short else [2])
-    args.plugin = args.plugin or (["zero2"] if args.devices and not args.full else ["gemini", *OTHERS, "none"] if args.full or args.short else ["gemini"])
+    args.plugin = args.plugin or (["gemini", "zero1", "ddp"] if args.hosts > 1 and args.full else ["zero2"] if args.devices and not args.full
+                                  else ["gemini", *OTHERS, "none"] if args.full or args.short else ["gemini"])
     args.build, args.castor = os.path.abspath(args.build), os.path.abspath(args.castor)
     args.python = os.path.abspath(args.python)
     return args
@@ -457,7 +457,8 @@ def main():
     if args.self_test:
         sys.exit(selftest.main())
     if args.hosts > 1 and hosts.available():
-        sys.exit(f"run.py: no hosts can be made here: {hosts.available()}")
+        why = f"no hosts can be made here: {hosts.available()}"
+        sys.exit(f"run.py: {why}") if args.selected else runner.leave_out_all(why)
     for complaint in table.disagreements():
         sys.exit(f"run.py: {complaint}")
     if args.plugin != ["plain"] and not os.access(args.castor, os.X_OK):

@@ -26,9 +26,11 @@ class RemoteState(dict):
     source       has a function read(states), which gives each its items by take(); equal sources read together
     items_there  what the source needs to know
     given        weak references to the tensors that were here before, by their keys: who holds one sees the new values in it, as an optimizer
-                 writes them in place"""
+                 writes them in place
+    changes      how often the script has put other items here
+    addresses    of the tensors that were read, by their keys"""
 
-    __slots__ = ("source", "items_there", "here", "names", "given")
+    __slots__ = ("source", "items_there", "here", "names", "given", "changes", "addresses")
 
     def __init__(self, source, items, before):
         """`before`: the earlier state there, whose keys stay the same objects."""
@@ -36,23 +38,34 @@ class RemoteState(dict):
         self.source, self.items_there, self.here = source, items, False
         self.names = {key: key for key in before or ()}
         self.given = _references(before or {})
+        self.changes, self.addresses = 0, {}
 
     @torch.no_grad()
     def take(self, key, value):
         given = self.given.pop(key, lambda: None)()
         if given is not None and isinstance(value, torch.Tensor) and (given.shape, given.dtype) == (value.shape, value.dtype):
             value = given.copy_(value)
+        if isinstance(value, torch.Tensor):
+            self.addresses[key] = value.data_ptr()
         dict.__setitem__(self, self.names.get(key) or key_of(key), value)
 
     def renew(self, items):
         self.items_there, self.here = items, False
         self.given = {**self.given, **_references(self)}
+        self.changes, self.addresses = 0, {}
         dict.clear(self)
 
     @property
     def is_held(self):
         """The script holds a tensor of what was here before."""
         return not self.here and any(reference() is not None for reference in self.given.values())
+
+    @property
+    def replaced(self):
+        """What tells whether the script has put other items, or other memory, here; (): it has not. Edits of the tensors as they lie are no such change."""
+        moved = [(key, value.data_ptr()) for key, value in dict.items(self)
+                 if isinstance(value, torch.Tensor) and self.addresses.get(key, value.data_ptr()) != value.data_ptr()] if self.here else ()
+        return (self.changes, *moved) if self.changes or moved else ()
 
     def read(self):
         if not self.here:
@@ -75,23 +88,23 @@ def _references(state):
     return {key: weakref.ref(value) for key, value in dict.items(state) if isinstance(value, torch.Tensor)}
 
 
-def _after_reading(name):
+def _after_reading(name, changes):
     method = getattr(dict, name)
 
     @functools.wraps(method)
     def of_all(self, *args, **kwargs):
         self.read()
+        self.changes += changes
         return method(self, *args, **kwargs)
 
     return of_all
 
 
-for _name in (
-    "__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__", "__repr__",
-    "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items", "keys", "pop", "popitem", "setdefault",
-    "update", "values",
-):
-    setattr(RemoteState, _name, _after_reading(_name))
+for _name in ("__contains__", "__eq__", "__getitem__", "__iter__", "__len__", "__ne__", "__or__", "__repr__", "__reversed__", "__ror__", "copy", "get", "items", "keys",
+              "values"):
+    setattr(RemoteState, _name, _after_reading(_name, False))
+for _name in ("__delitem__", "__ior__", "__setitem__", "clear", "pop", "popitem", "setdefault", "update"):
+    setattr(RemoteState, _name, _after_reading(_name, True))
 
 
 def read_states(states):

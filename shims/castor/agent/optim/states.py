@@ -15,7 +15,10 @@ from ..common import store, tensors
 from ..common.places import Place, layout_of, sharable
 from ..nodes import remote
 
+
 def _identity(state):
+    if isinstance(state, remote.RemoteState):
+        return state.replaced
     return [(key, id(value), value.data_ptr() if sharable(value) else 0) for key, value in (state or {}).items()]
 
 
@@ -39,6 +42,7 @@ class OptimizerStates:
         self.places = weakref.WeakKeyDictionary()  # entry: {key: Place}
         self.kept = weakref.WeakSet()  # entries that this rank has stepped
         self.settled = weakref.WeakKeyDictionary()  # entry: its state when the ranks last settled it
+        self.remote = weakref.WeakSet()  # entries whose states another node keeps
         self.directories = {}  # rank: (bytes, its content)
         self.local = False  # a step used gradients that were not synchronized: the ranks' values may differ since
 
@@ -52,11 +56,16 @@ class OptimizerStates:
     # ---- where the script has them
 
     def away(self, optimizer, pairs):
-        """Of (parameter, entry) each, the indices of those with a state that does not lie in the store, on this rank."""
+        """Of (parameter, entry) each, the indices of those with a state that does not lie in the store, on this rank. Of states that another node keeps: of which the
+        script has replaced some, as it has there."""
         found = []
         for i, (p, entry) in enumerate(pairs):
             state = optimizer.state.get(p)
-            if not entry.shared or isinstance(state, remote.RemoteState):
+            if not entry.shared:
+                continue
+            if self._is_kept_elsewhere(entry, state):
+                if (state is None or state.replaced) and self.settled.get(entry, ()) != _identity(state):
+                    found.append(i)
                 continue
             places, seen = self._places(entry), 0
             for key, value in (state or {}).items():
@@ -73,13 +82,17 @@ class OptimizerStates:
                 found.append(i)
         return found
 
+    def _is_kept_elsewhere(self, entry, state):
+        return isinstance(state, remote.RemoteState) or state is None and entry in self.remote
+
     def describe(self, optimizer, group, pairs, away):
         """Describes the states of each pair for store.settle. Lets go of places whose states lie elsewhere."""
         away, described = set(away), []
         for i, (p, entry) in enumerate(pairs):
             state, reached = optimizer.state.get(p), False
-            if not entry.shared or isinstance(state, remote.RemoteState):
-                described.append((0, False, False))
+            if not entry.shared or self._is_kept_elsewhere(entry, state):
+                described.append((0, i in away, False))
+                self.settled[entry] = _identity(state)
                 continue
             places = self._places(entry)
             for key, place in places.items() if i in away else ():
@@ -192,6 +205,8 @@ class OptimizerStates:
                     self._take(group, optimizer.state[p], entry, items, edited, small)
                 else:
                     self._take_remote(optimizer, group.across.peers[node], p, items)
+                    self.remote.add(entry)
+                    self.settled.pop(entry, None)
         core.views_drop(core.pointers([p.view_address for p in edited]),
                         (c_uint64 * len(edited))(*[p.nbytes for p in edited]), len(edited))
         core.copy_many(*_many(small, core.pointers([p.tensor.data_ptr() for p in small]),
