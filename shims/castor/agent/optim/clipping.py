@@ -38,12 +38,13 @@ class _Gradients:
         return self.pairs[0][0].grad.dtype if masters.dtype is None else torch.float32
 
     def by_owners(self, *operation):
-        """Whether the owners do it: every rank calls this operation on these gradients, and is able to."""
+        """Whether the owners do it: every rank calls this operation on these gradients, and is able to. Where one node alone has a sum, those of all nodes."""
         if self.group is None:
             return False
         ids = [None if e is None else e.handle_id for _, e in self.pairs]
         key = zlib.crc32(repr((operation, ids)).encode()) | self.group.sums << 32
-        return self.group.every_rank_can(key, self.able) and (not self.group.single or self.group.across.alike(key))
+        able = self.group.every_rank_can(key, self.able)
+        return (not self.group.single or self.group.across.alike(key if able else -1)) and able
 
     def mine(self):
         """The tensors that this rank works on: the sums that it owns, and its own copies of the small ones. Yields lists, each of
