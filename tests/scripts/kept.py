@@ -92,6 +92,20 @@ def hidden_states_in_containers(log):
 
 
 @record.case
+def hidden_states_that_are_kept_late(log):
+    """In place of a tensor whose address they get."""
+    def look(model, x, hidden):
+        if model.begun:
+            model.seen.clear()
+            model.seen.append(hidden.detach())
+
+    model = Network(look)
+    model.begun, model.seen = [], [torch.zeros(1)]
+    train(log, model, lambda step, x, y: (model.begun.extend([step] * (step == 4)), model(x))[1])
+    kept(log, model.seen)
+
+
+@record.case
 def classes_in_a_counter(log):
     def look(model, x, hidden):
         model.counter.update(hidden.argmax(1).tolist())

@@ -5,8 +5,11 @@ from dataclasses import replace
 from expect import ADAPTIVE
 from rows_devices import HELD
 
-# Of storages.py: memory that something else can reach.
-LEFT_OUT = ("other_strides", "parts_of_one_tensor", "memory_of_numpy", "part_beside_the_whole")
+LEFT_OUT = {
+    **dict.fromkeys((f"storages.py:{case}" for case in "other_strides parts_of_one_tensor memory_of_numpy part_beside_the_whole".split()), "memory that something else can reach"),
+    "accelerate_ddp.py": "prints on each node",
+    **dict.fromkeys(("lightning_ddp.py", "fabric_ddp.py"), "wants the number of nodes"),
+}
 MAY_SAY = (HELD, "gradients and parameters stay on every node: (CASTOR_OFFLOAD_DIR|a memory budget)")
 # By script and case: the refusal on several nodes.
 ELSEWHERE = "gives a parameter of shape .* memory that something else can reach|the nodes disagree"
@@ -34,7 +37,8 @@ def on_hosts(row):
 
 
 def has(row):
-    return row.distributed or not row.expect.one_rank and row.case not in LEFT_OUT
+    left_out = row.script in LEFT_OUT or f"{row.script}:{row.case}" in LEFT_OUT
+    return not left_out and (row.distributed or not row.expect.one_rank)
 
 
 def in_short(row):
