@@ -126,7 +126,7 @@ castor_status castor_homes_part(const uint64_t *starts, uint32_t count) {
         return status;
     for (uint32_t i = 0; i < count && !status; i++) {
         homes *h = homes_at(starts[i]);
-        status = h ? home_leave(h, starts[i]) : CASTOR_OK;
+        status = h ? home_leave(h, starts[i], false) : CASTOR_OK;
         if (h && !status)
             status = home_part(h, starts[i]);
     }

@@ -45,7 +45,7 @@ static castor_status update(int device, uint64_t stream, const update_step *step
     bool kept = false;
     size_t param_bytes = kernel_dtype_bytes((kernel_dtype)step->numbers.common.param_dtype);
     for (uint32_t i = 0; i < count && joined_matter(); i++) /* the processors cannot write there either */
-        joined_leave(ranges[i].param, ranges[i].count * param_bytes);
+        joined_leave_homes((uintptr_t)ranges[i].param, ranges[i].count * param_bytes, true);
     gate_enter();
     castor_status status = check_homes(device, step, ranges, count);
     if (!status && step->kind != UPDATE_SUM) /* no slot has gradients */

@@ -121,9 +121,9 @@ castor_status home_offer(homes *h, uintptr_t address, int *descriptors);
 castor_status home_take(homes *h, uintptr_t address, const int *descriptors);
 /* The home has the shared pages from now on, which must have its bytes. The caller has closed the gate; drains the device. */
 castor_status home_join(homes *h, uintptr_t address);
-/* A joined home gets pages of its own, with the same bytes: on the device where there is room, else on the host. The caller has closed the
- * gate; drains the device. CASTOR_OK as well if it was not joined. */
-castor_status home_leave(homes *h, uintptr_t address);
+/* A joined home gets pages of its own, with the same bytes: on the device where there is room, else on the host; `on_host`: there in any case, for
+ * the processors. The caller has closed the gate; drains the device. CASTOR_OK as well if it was not joined. */
+castor_status home_leave(homes *h, uintptr_t address, bool on_host);
 /* A home that is not joined has no shared pages any more. The device must be done with them. */
 castor_status home_part(homes *h, uintptr_t address);
 /* Where the shared pages can be written, for any address of a home; 0: it has none. */

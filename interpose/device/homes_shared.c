@@ -186,7 +186,7 @@ castor_status home_join(homes *h, uintptr_t address) {
     WITH_HOME(h, address, join(h, unit));
 }
 
-static castor_status leave(homes *h, uint32_t unit) {
+static castor_status leave(homes *h, uint32_t unit, bool on_host) {
     const home_record *r = &h->records[unit];
     uint64_t bytes = bytes_of(h, r);
     if (!r->joined)
@@ -195,7 +195,7 @@ static castor_status leave(homes *h, uint32_t unit) {
     if (status != CASTOR_OK)
         return status;
     status = CASTOR_ERR_MEMORY;
-    if (!r->away && tier_has_room(h, DEVICE_TIER_DEVICE, bytes))
+    if (!on_host && !r->away && tier_has_room(h, DEVICE_TIER_DEVICE, bytes))
         status = flip_drained(h, unit, DEVICE_TIER_DEVICE, false);
     if (status == CASTOR_ERR_MEMORY)
         status = room_check(h, DEVICE_TIER_HOST, bytes);
@@ -204,8 +204,8 @@ static castor_status leave(homes *h, uint32_t unit) {
     return status;
 }
 
-castor_status home_leave(homes *h, uintptr_t address) {
-    WITH_HOME(h, address, leave(h, unit));
+castor_status home_leave(homes *h, uintptr_t address, bool on_host) {
+    WITH_HOME(h, address, leave(h, unit, on_host));
 }
 
 static castor_status part(homes *h, uint32_t unit) {

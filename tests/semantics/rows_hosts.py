@@ -29,11 +29,11 @@ SHORT = {
 }
 
 
-def on_hosts(row):
-    """Whose ranks share less: what they say of that (in debug lines) is not asked for. Sums are added in another order."""
+def on_hosts(row, devices):
+    """Whose ranks share less: what they say of that (in debug lines) is not asked for. Sums are added in another order. devices: no store keeps what the ranks have."""
     name, expect = f"{row.script}:{row.case}", row.expect
     says = "" if "CASTOR_LOG_LEVEL=debug" in expect.options else expect.says
-    return replace(row, expect=replace(expect, says=says, refused=REFUSED.get(name, expect.refused), tolerance=ADAPTIVE if name in ADAPTS else expect.tolerance))
+    return replace(row, expect=replace(expect, says=says, refused=expect.refused if devices else REFUSED.get(name, expect.refused), tolerance=ADAPTIVE if name in ADAPTS else expect.tolerance))
 
 
 def has(row):

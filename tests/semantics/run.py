@@ -78,7 +78,7 @@ class Suite:
         if self.args.devices:
             rows = {key: rows_devices.on_devices(row) for key, row in rows.items()}
         if self.args.hosts > 1:
-            rows = {key: rows_hosts.on_hosts(row) for key, row in rows.items()}
+            rows = {key: rows_hosts.on_hosts(row, self.args.devices) for key, row in rows.items()}
         kept = [r for r in kept if r["passed"] and "outcome" in r]
         return [r for r in kept if (row := rows.get((r["script"], r["case"]))) and r.get("tested") == self.fingerprint(self.under_plugin(row, r["plugin"]))]
 
@@ -370,7 +370,7 @@ def chosen(args):
     if args.case:
         every = [row for row in every if {row.case, row.title, row.title.partition(": ")[2]} & set(args.case) - {""}]
     if args.hosts > 1:
-        every = [rows_hosts.on_hosts(row) for row in every if rows_hosts.has(row) and (args.full or args.selected or rows_hosts.in_short(row))]
+        every = [rows_hosts.on_hosts(row, args.devices) for row in every if rows_hosts.has(row) and (args.full or args.selected or rows_hosts.in_short(row))]
     if args.devices:
         every = [rows_devices.on_devices(row) for row in every if rows_devices.has(row) and (args.full or args.selected or rows_devices.in_short(row))]
     if not every:

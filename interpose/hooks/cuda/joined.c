@@ -5,10 +5,10 @@
 #include "events/gate.h"
 
 /* The call that follows faults if this fails: then the line says why. */
-static void leave(homes *h, uintptr_t address) {
+static void leave(homes *h, uintptr_t address, bool on_host) {
     castor_status status = gate_close(GATE_PATIENCE_NS);
     if (status == CASTOR_OK) {
-        status = home_leave(h, address);
+        status = home_leave(h, address, on_host);
         gate_open();
     }
     if (status != CASTOR_OK)
@@ -17,7 +17,7 @@ static void leave(homes *h, uintptr_t address) {
               error_text());
 }
 
-void joined_leave_homes(uintptr_t address, size_t bytes) {
+void joined_leave_homes(uintptr_t address, size_t bytes, bool on_host) {
     uintptr_t end = address + (bytes ? bytes : 1);
     home found;
     while (address < end && joined_matter()) {
@@ -25,7 +25,7 @@ void joined_leave_homes(uintptr_t address, size_t bytes) {
         if (!h || (!bytes && !home_is_joined(h, address)) || !home_find(h, address, &found))
             return;
         if (home_is_joined(h, found.address))
-            leave(h, found.address);
+            leave(h, found.address, on_host);
         address = found.address + found.bytes;
     }
 }
@@ -40,7 +40,7 @@ void joined_leave_all(void) {
             if (!home_next(h, first, &at))
                 break;
             else if (home_is_joined(h, at.address))
-                leave(h, at.address);
+                leave(h, at.address, false);
     }
 }
 

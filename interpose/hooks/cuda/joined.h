@@ -14,11 +14,11 @@
 static inline bool joined_matter(void) {
     return __builtin_expect(__atomic_load_n(&homes_joined, __ATOMIC_RELAXED) != 0, 0);
 }
-/* Homes that hold some of these bytes leave; 0 bytes: that which holds the address. */
-void joined_leave_homes(uintptr_t address, size_t bytes);
+/* Homes that hold some of these bytes leave; 0 bytes: that which holds the address. on_host: as for home_leave(). */
+void joined_leave_homes(uintptr_t address, size_t bytes, bool on_host);
 static inline void joined_leave(const void *address, size_t bytes) {
     if (joined_matter() && devices_may_hold((uintptr_t)address))
-        joined_leave_homes((uintptr_t)address, bytes);
+        joined_leave_homes((uintptr_t)address, bytes, false);
 }
 /* All leave: it is not known which the call writes to, or it is captured. */
 void joined_leave_all(void);

@@ -84,9 +84,9 @@ TEST_F(SharedTest, OneRanksPagesAreBothHomes) {
 
 TEST_F(SharedTest, WhoLeavesHasTheBytesForItself) {
     joined();
-    ASSERT_EQ(home_leave(other, there), CASTOR_OK) << error_text();
+    ASSERT_EQ(home_leave(other, there, false), CASTOR_OK) << error_text();
     EXPECT_FALSE(home_is_joined(other, there));
-    EXPECT_EQ(home_leave(other, there), CASTOR_OK);
+    EXPECT_EQ(home_leave(other, there, false), CASTOR_OK);
     EXPECT_EQ(byte(there + 34 * UNIT), 7);
     set(there, 1);
     set(home_beside(h, here), 2);
@@ -101,7 +101,7 @@ TEST_F(SharedTest, WhoLeavesHasTheBytesForItself) {
 TEST_F(SharedTest, WhereThereIsRoomItLeavesToTheDevice) {
     joined();
     homes_budget_set(other, 64 * UNIT);
-    ASSERT_EQ(home_leave(other, there), CASTOR_OK);
+    ASSERT_EQ(home_leave(other, there, false), CASTOR_OK);
     EXPECT_FALSE(home_is_on_host(other, there));
     EXPECT_EQ(byte(there + UNIT), 7);
     ASSERT_EQ(home_flip(other, there, DEVICE_TIER_HOST), CASTOR_OK);
@@ -109,11 +109,21 @@ TEST_F(SharedTest, WhereThereIsRoomItLeavesToTheDevice) {
     EXPECT_TRUE(writable(there));
 }
 
+TEST_F(SharedTest, ForTheProcessorsItLeavesToTheHost) {
+    joined();
+    homes_budget_set(other, 64 * UNIT);
+    ASSERT_EQ(home_leave(other, there, true), CASTOR_OK) << error_text();
+    EXPECT_FALSE(home_is_joined(other, there));
+    EXPECT_TRUE(home_is_on_host(other, there));
+    EXPECT_TRUE(writable(there));
+    EXPECT_EQ(byte(there + UNIT), 7);
+}
+
 TEST_F(SharedTest, WhoDoesNotUseItLeavesToTheHost) {
     joined();
     homes_budget_set(other, 64 * UNIT);
     ASSERT_EQ(home_away(other, there), CASTOR_OK) << error_text();
-    ASSERT_EQ(home_leave(other, there), CASTOR_OK) << error_text();
+    ASSERT_EQ(home_leave(other, there, false), CASTOR_OK) << error_text();
     EXPECT_FALSE(home_is_joined(other, there));
     EXPECT_TRUE(home_is_on_host(other, there));
     EXPECT_TRUE(writable(there));
@@ -149,10 +159,10 @@ TEST_F(SharedTest, WhatCannotBe) {
     EXPECT_EQ(home_offer(h, here, &fd), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(home_join(h, here), CASTOR_ERR_ARGUMENT);
     EXPECT_EQ(home_part(h, here), CASTOR_ERR_ARGUMENT);
-    ASSERT_EQ(home_leave(h, here), CASTOR_OK);
+    ASSERT_EQ(home_leave(h, here, false), CASTOR_OK);
     EXPECT_EQ(home_part(h, here), CASTOR_OK);
     EXPECT_EQ(home_beside(h, here), 0u);
-    EXPECT_EQ(home_leave(h, here + UNIT), CASTOR_ERR_ARGUMENT);
+    EXPECT_EQ(home_leave(h, here + UNIT, false), CASTOR_ERR_ARGUMENT);
 }
 
 /* Each call of the driver fails in turn: every home keeps its bytes, and can be shared afterwards. */
@@ -162,7 +172,7 @@ TEST_F(SharedTest, FailuresLoseNothing) {
         fake_device_fail(fake, before + call, false);
         bool shared = share() == CASTOR_OK;
         bool done = shared && home_join(h, here) == CASTOR_OK && home_join(other, there) == CASTOR_OK &&
-                    home_leave(h, here) == CASTOR_OK && home_leave(other, there) == CASTOR_OK;
+                    home_leave(h, here, false) == CASTOR_OK && home_leave(other, there, false) == CASTOR_OK;
         bool failed = fake_device_calls(fake) >= before + call;
         fake_device_fail(fake, 0, false);
         for (uintptr_t at : {here, there})
@@ -171,7 +181,7 @@ TEST_F(SharedTest, FailuresLoseNothing) {
         ASSERT_EQ(homes_check(h), CASTOR_OK) << error_text();
         ASSERT_EQ(homes_check(other), CASTOR_OK) << error_text();
         for (auto [of, at] : {std::pair(h, here), std::pair(other, there)}) {
-            ASSERT_EQ(home_leave(of, at), CASTOR_OK) << "call " << call << ": " << error_text();
+            ASSERT_EQ(home_leave(of, at, false), CASTOR_OK) << "call " << call << ": " << error_text();
             if (home_beside(of, at)) {
                 ASSERT_EQ(home_part(of, at), CASTOR_OK) << "call " << call << ": " << error_text();
             }
