@@ -83,6 +83,12 @@ static int stage_of_zero(const plan_choice *choice) {
     return plan_plugins[choice->plugin].divides ? choice->zero : plan_plugins[choice->plugin].shards;
 }
 
+/* What nodes of cores share out. Under a budget each has its chunks in files on its disk, and only states can be elsewhere. */
+static int stage_over_nodes(const plan_choice *choice) {
+    int stage = stage_of_zero(choice);
+    return choice->bounded && stage > 1 ? 1 : stage;
+}
+
 /* The layers of the largest stage: each has as many, since their bytes are equal. */
 static double stage_layers(const plan_model *model, const plan_choice *choice) {
     return model->layers ? (double)divided(model->layers, choice->pp) / (double)model->layers : 1;
@@ -205,7 +211,7 @@ typedef struct store_parts {
 static store_parts store_of(const plan_model *model, const plan_cluster *cluster, const plan_choice *choice) {
     uint64_t n = cluster->nodes, bytes = model->numel * ELEMENT, ranks = plan_ranks_of_node(cluster, choice);
     uint64_t sum_bytes = model->largest ? model->largest * ELEMENT : 2 * demand_bytes;
-    int shards = stage_of_zero(choice);
+    int shards = stage_over_nodes(choice);
     store_parts parts = {shards >= 3 ? divided(bytes, n) : bytes, shards >= 2 ? divided(bytes, n) : bytes,
                          shards >= 1 ? 2 * divided(bytes, n) : 2 * bytes, 0};
     if (n > 1 && shards >= 2) /* sums that are not passed on yet, and parameters that were fetched */
@@ -229,7 +235,7 @@ static void reckon_plain_bytes(const plan_model *model, const plan_cluster *clus
 static void reckon_store_traffic(const plan_model *model, const plan_cluster *cluster,
                                  const plan_choice *choice, double parallel, plan_cost *cost) {
     uint32_t n = cluster->nodes;
-    int shards = stage_of_zero(choice);
+    int shards = stage_over_nodes(choice);
     mesh_collective collective = shards >= 2 ? MESH_REDUCE_SCATTER : MESH_ALL_REDUCE;
     double bytes = (double)model->numel * ELEMENT, part = bytes * (n - 1) / n;
     double sums = (shards >= 2 ? part : 2 * part) * sums_of(choice);

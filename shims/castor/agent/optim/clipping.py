@@ -65,8 +65,8 @@ class _Gradients:
         return p.grad.detach() if not e.shared else e.sum_alias if e.summed_here else None
 
     def done(self, what, number):
-        """After the owners wrote: no rank goes on before all have. number: with what, which nodes that have sums of their own compare in their next exchange."""
-        if self.group.across is not None:
+        """After the owners wrote: no rank goes on before all have. number: with what, if they did, which nodes that have sums of their own compare in their next exchange."""
+        if self.group.across is not None and number is not None:
             core.agreed_add(self.group.handle, ctypes.byref(ctypes.c_double(number)), 1)
         torch.autograd.graph.increment_version([p.grad for p, e in self.pairs if e.shared])
         if self.group.single:
@@ -166,14 +166,15 @@ def _clip_grad_norm(stock):
         if error_if_nonfinite and tensors.not_finite(total):
             clip_grad._get_total_norm([total], norm_type, True)  # raises PyTorch's own error
         coefficient = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
-        if coefficient.item() != 1.0:
+        clips = coefficient.item() != 1.0
+        if clips:
             for own in gradients.mine():
                 if own and (foreach is None or foreach):
                     torch._foreach_mul_(own, coefficient)  # a number would be rounded to 16 bits first
                 else:
                     for t in own:
                         t.mul_(coefficient)
-        gradients.done("clipping by norm", coefficient.item())
+        gradients.done("clipping by norm", coefficient.item() if clips else None)
         return total
 
     return clip_grad_norm_

@@ -108,6 +108,18 @@ TEST(PlanCost, NodesKeepWhatTheirPageSays) {
     }
 }
 
+/* The same page: under a budget parameters and gradients stay on every node. */
+TEST(PlanCost, UnderABudgetNodesShareStatesAlone) {
+    plan_model model = recorded(1 << 20);
+    plan_cluster cluster = machine(4, 0);
+    for (int plugin : {CASTOR_PLUGIN_ZERO1, CASTOR_PLUGIN_ZERO2, CASTOR_PLUGIN_GEMINI}) {
+        plan_choice made = choice(plugin, 8);
+        made.bounded = true;
+        EXPECT_EQ(cost_of(model, cluster, made).model_bytes, 10 * MIB) << plugin;
+        EXPECT_EQ(cost_of(model, cluster, made).sent[PLAN_WAY_NETWORK], 9 * MIB) << plugin;
+    }
+}
+
 /* What crosses: 2(n-1)/n of the gradients or (n-1)/n, and (n-1)/n of the parameters but under ddp. */
 TEST(PlanCost, NodesSendWhatTheirPageSays) {
     plan_model model = recorded(1 << 20);
