@@ -21,10 +21,9 @@ REFUSED = {
 }
 ADAPTS = ("storages_ddp.py:states_set_to_zero", "storages_ddp.py:kept_states")
 SHORT = {
-    "clip_ddp.py": ("norm_sgd", "another_limit_on_each_rank"),
-    "loops_ddp.py": ("sgd_momentum", "sgd_momentum: on disk"),
+    "clip_ddp.py": ("another_limit_on_each_rank",),
+    "loops_ddp.py": ("sgd_momentum: on disk",),
     "storages_ddp.py": ("kept_states", "states_set_to_zero", "memory_of_numpy_on_rank_1"),
-    "stepping_ddp.py": ("state_cleared",),
     "sync_ddp.py": ("local_then_synchronized",),
 }
 
