@@ -46,8 +46,8 @@ uint64_t castor_agreed_take(castor_store *s) {
     return agreed;
 }
 
-void castor_agreed_add(castor_store *s, const double *values, uint32_t count) {
-    store_agreed_add(s, values, count * sizeof *values);
+void castor_agreed_add(castor_store *s, double value) {
+    store_agreed_add(s, &value, sizeof value);
 }
 
 castor_status castor_store_ranks_set(castor_store *s, const int32_t *ranks) {

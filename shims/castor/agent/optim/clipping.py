@@ -3,7 +3,6 @@
 If not all ranks call one, or some rank's gradients are not all untouched sums, each rank does it in its own pages (the stock
 function): slower, never different."""
 import contextlib
-import ctypes
 import functools
 import zlib
 
@@ -67,7 +66,7 @@ class _Gradients:
     def done(self, what, number):
         """After the owners wrote: no rank goes on before all have. number: with what, if they did, which nodes that have sums of their own compare in their next exchange."""
         if self.group.across is not None and number is not None:
-            core.agreed_add(self.group.handle, ctypes.byref(ctypes.c_double(number)), 1)
+            core.agreed_add(self.group.handle, number)
         torch.autograd.graph.increment_version([p.grad for p, e in self.pairs if e.shared])
         if self.group.single:
             self.group.across.changed([e for _, e in self.pairs], sums=True)
