@@ -1,5 +1,5 @@
-/* The product: blocks of op(a) and op(b) are converted into float or double, multiplied by plain loops that the
- * compiler vectorizes, and added up in that precision; the result is rounded once. */
+/* The product: blocks of op(a) and op(b) are converted into float or double, multiplied tile by tile
+ * in vectors, and added up in that precision; the result is rounded once. */
 #include "blas.h"
 #include "half.h"
 
@@ -7,9 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK_M 128
-#define BLOCK_N 64
+#define BLOCK_M 256
+#define BLOCK_N 256
 #define BLOCK_K 256
+/* A tile: so many vectors of rows, by columns. Its sums and factors are the registers of AVX. */
+#define VECTOR_BYTES 32
+#define VECTORS      2
+#define TILE_N       4
 
 bool blas_knows(cudaDataType_t type) {
     return type == CUDA_R_16F || type == CUDA_R_16BF || type == CUDA_R_32F || type == CUDA_R_64F;
@@ -59,6 +63,14 @@ static const char *matrix(const struct blas_matrix *matrix, int64_t index) {
         return matrix->pointers[index];
     return (const char *)matrix->data + (size_t)(index * matrix->batch_stride) * blas_bytes(matrix->type);
 }
+
+/* By what a processor can, not by its name: `arch=` would choose for one model alone, and leave every later one to SSE. */
+#ifdef __x86_64__
+#define BLOCK(name)                                                                                          \
+    (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? name(block_avx2) : name(block))
+#else
+#define BLOCK(name) name(block)
+#endif
 
 #define REAL       float
 #define NAME(name) name##_float
