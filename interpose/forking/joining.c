@@ -105,20 +105,21 @@ static castor_status point_find(const cluster *place, meeting_point *out, char *
     cluster own;
     const char *attempt = variable(NULL, "TORCHELASTIC_RESTART_COUNT");
     *out = (meeting_point){.attempt = attempt ? (unsigned)strtoul(attempt, NULL, 10) : 0};
+    bool shared = options()->job[0] && options()->begun != CASTOR_BEGUN_RUNS;
+    bool alone = !shared && cluster_find(variable, NULL, &own);
+    const char *launcher = alone ? own.launcher : place->launcher;
     if (place->local_world != place->world && !meeting_write(place, out)) {
         log_format(message, size,
                    "CASTOR_NPROC=auto: %s has started %ld ranks on several nodes, and does not tell where "
                    "they meet: set MASTER_ADDR and MASTER_PORT, as torchrun does",
-                   place->launcher, place->world);
+                   launcher, place->world);
         return CASTOR_ERR_ARGUMENT;
     }
-    bool shared = options()->job[0] && options()->begun != CASTOR_BEGUN_RUNS;
-    bool alone = !shared && cluster_find(variable, NULL, &own);
     if (!shared && (!alone || !own.job[0])) {
         log_format(message, size,
                    "CASTOR_NPROC=auto: nothing tells the ranks of %s from those of another job: start the "
                    "launcher itself by castor run: castor run --plugin %s --nproc auto -- COMMAND",
-                   alone ? own.launcher : place->launcher, plugin()->name);
+                   launcher, plugin()->name);
         return CASTOR_ERR_UNSUPPORTED;
     }
     if (!options()->log_dir[0] && (shared || !options()->log_parent[0])) {

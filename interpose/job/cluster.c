@@ -112,11 +112,11 @@ bool cluster_find(cluster_get *get, const void *context, cluster *out) {
             strcpy(out->master, "127.0.0.1");
         else if (!nodes || !cluster_first_host(nodes, out->master, sizeof out->master))
             out->master[0] = '\0';
-        out->port = port_of(job ? job : "");
         const char *step = get(context, l->step), *restarts = get(context, l->restarts);
         if (job && job[0])
             log_format(out->job, sizeof out->job, "%s %s step %s restart %s", l->name, job, step ? step : "",
                        restarts ? restarts : "");
+        out->port = port_of(out->job);
         return true;
     }
     return false;

@@ -253,6 +253,12 @@ TEST_F(Joining, OnlyPythonAndNoLauncherIsARank) {
 
 TEST_F(Joining, WhatCannotBeIsRefusedAndChangesNothing) {
     Values nowhere = torchrun, unnumbered = srun, untold = torchrun, unmeasured = srun;
+    Values mpirun = with(torchrun, {{"CASTOR_BEGUN", "runs"},
+                                    {"LOCAL_WORLD_SIZE", "1"},
+                                    {"OMPI_COMM_WORLD_RANK", "0"},
+                                    {"OMPI_COMM_WORLD_SIZE", "2"},
+                                    {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
     nowhere.erase("CASTOR_LOG_DIR");
     unnumbered.erase("SLURM_JOB_ID");
     untold.erase("LOCAL_WORLD_SIZE");
@@ -261,6 +267,7 @@ TEST_F(Joining, WhatCannotBeIsRefusedAndChangesNothing) {
         {with(torchrun, {{"LOCAL_WORLD_SIZE", "1"}}),
          "torchrun has started 2 ranks on several nodes, and does not tell where"},
         {untold, "torchrun has started 2 ranks on several nodes, and does not tell where"},
+        {mpirun, "Open MPI's mpirun has started 2 ranks on several nodes, and does not tell where"},
         {with(torchrun, {{"CASTOR_PLUGIN", "none"}}), "plugin none would leave 2 copies that train apart"},
         {nowhere, "name one by castor env --log-dir DIR"},
         {unmeasured, "name one by castor env --log-dir DIR"},

@@ -42,6 +42,10 @@ TEST(Cluster, SlurmTellsThePlace) {
     cluster first;
     ASSERT_TRUE(cluster_find(look_up, &other, &first));
     EXPECT_EQ(first.port, found.port) << "the same on all ranks";
+    other["SLURM_STEP_ID"] = "1";
+    cluster step;
+    ASSERT_TRUE(cluster_find(look_up, &other, &step));
+    EXPECT_NE(step.port, found.port) << "two steps of an allocation at a time";
 }
 
 TEST(Cluster, ABatchScriptIsNoRank) {
