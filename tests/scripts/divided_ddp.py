@@ -247,6 +247,21 @@ def two_models(log):
 
 
 @record.case
+def models_that_share_a_layer(log):
+    """One loss of both. Each rank's pass reaches them in its own order."""
+    shared = nn.Linear(WIDTH, 400)
+    one, other = (with_batches_of_this_rank(nn.Sequential(shared, nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 400), nn.Linear(400, VOCABULARY))) for _ in range(2))
+    optimizer = sgd({p: 0 for p in [*one.parameters(), *other.parameters()]})
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = F.one_hot(tokens(step) % WIDTH, WIDTH).float()
+        loss = F.cross_entropy(one(x).view(-1, VOCABULARY), tokens(step + 1000).view(-1)) + other(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        log.step(loss, nn.ModuleList([one, other]), optimizer)
+
+
+@record.case
 def vocabulary_of_embeddings(log):
     """A chain of whole layers, the first an embedding."""
     model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, VOCABULARY))

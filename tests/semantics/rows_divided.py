@@ -34,7 +34,7 @@ WHOLE = {
 OF_RANKS = (
     "gpt_adamw_clipped loss_outside batches_of_other_sizes dropout_between_blocks dropout_within_blocks batch_norms recomputed encoder frozen_first_blocks "
     "recomputed_by_its_own wants_backward_itself remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 one_rank_calls_alone results_one_after_another parameters_in_the_loss "
-    "some_results_unused counts_its_calls gradients_of_arguments hooks_of_the_script late_change two_models vocabulary_of_embeddings"
+    "some_results_unused counts_its_calls gradients_of_arguments hooks_of_the_script late_change two_models models_that_share_a_layer vocabulary_of_embeddings"
 ).split()
 WHOLE_OF_RANKS = {
     **{case: WHOLE[case] for case in ("batch_norms", "frozen_first_blocks", "recomputed_by_its_own", "remembers_each_block")},

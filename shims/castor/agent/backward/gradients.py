@@ -238,8 +238,6 @@ class Synchronizer:
 
     def _complete(self, entries):
         """Waits for the sums. Returns which of them some rank has used."""
-        if self.group.across is not None and self.begun and self.late:  # ranks that wait for each other within a pass meet behind it
-            self.group.across.begin(self)
         late = [(e, e.parameter()) for e in entries if not e.added]
         if late:
             self._submit([(e, p, None if p is None else p.grad) for e, p in late])
@@ -300,6 +298,9 @@ def _finish(synchronizers):
     as many as were complete here, sends the rest before any other's."""
     synchronizers = sorted(synchronizers, key=lambda s: (not s.leads, s.number))
     try:
+        for synchronizer in synchronizers:  # all of them, before any sum is made: that releases the last sums, and the models may share parameters
+            if synchronizer.group.across is not None and synchronizer.begun and synchronizer.late:  # ranks that wait for each other within a pass meet behind it
+                synchronizer.group.across.begin(synchronizer)
         taken, sums = set(), []
         for synchronizer in synchronizers:
             entries = synchronizer._participants()

@@ -20,7 +20,7 @@ from . import alike, arrivals, entries, kept, shared, sums, wides
 
 IN_FLIGHT = 3  # collectives of a backward, where owners alone keep the sums: so many buckets are there at a time
 
-_numbers = itertools.count()
+_numbers = itertools.count()  # synchronizers are made in the same order on all ranks
 _sharded = weakref.WeakSet()  # synchronizers whose sums owners alone keep
 
 
@@ -221,7 +221,8 @@ class Synchronizer:
         if self.broken:
             self.refuse_broken()
         self._open()
-        events.at_end(self._end, self._raised)
+        # With stages the ranks' passes reach models in other orders.
+        events.at_end(self._end, self._raised, self.number if self.late else 0)
 
     def _open(self):
         if self.keep is not None:

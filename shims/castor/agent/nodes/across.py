@@ -1,9 +1,8 @@
 """Several nodes: each has its store, and the owners of the same tensors, one on each node, exchange sums.
 
-The exchange uses process groups of PyTorch, in the order of the script's own calls."""
+The exchange uses process groups of Castor's own (own_groups.py), in the order of the script's own calls."""
 import atexit
 import ctypes
-import datetime
 import pickle
 import sys
 import weakref
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from .. import core
 from ..common import store, tensors
+from . import own_groups
 from .peers import Peer, own_address
 from .schedule import Schedule
 
@@ -30,8 +30,8 @@ class Across:
     kinds   data that one node only keeps, besides optimizer states: 0 none, 1 larger sums, 2 larger parameters too
     """
 
-    def __init__(self, place, lane, make=None):
-        """make(ranks): the lane's process group; None: PyTorch's, of the script's world."""
+    def __init__(self, place, lane, make):
+        """make(ranks): the lane's process group."""
         self.group, self.place, self.peers, self.lane_ranks = None, place, None, lane
         self.synchronizers = weakref.WeakSet()
         self.leader = None  # the first one whose gradients the running backward makes
@@ -39,12 +39,13 @@ class Across:
         self.merges = False  # neighbouring ranges are exchanged as one: they lie alike on all nodes
         self.kinds = self.readers = 0  # readers: ranks of other nodes that may read from this rank at any time
         self.told, self.directory = b"", []  # this rank's directory of states, and that of its lane, as they were last exchanged
-        self.lane = (make or _new_group)(lane) if lane else None
+        self.lane = make(lane) if lane else None
 
     def guarded(self, function, *arguments):
         """Calls a function that runs the lane's collectives. Tells this node's ranks if a rank of another node is gone."""
         try:
-            return function(*arguments)
+            with own_groups.calls():
+                return function(*arguments)
         except core.Error:
             raise
         except RuntimeError as error:
@@ -113,6 +114,8 @@ class Across:
     def sum(self, entries, used, schedule):
         """After the node's sums are complete: adds those of the other nodes, and sets used[i] if any node used parameter i.
         Returns the schedule of the next backward. `schedule`: of this one."""
+        if schedule is not None and not schedule.fits(entries):
+            schedule = None
         if self.lane is not None:
             self.guarded(self._sum_owned, entries, used, schedule)
         core.sums_settle(self.group.handle, self.place.node, core.pointers([e.handle for e in entries]), len(entries), used)
@@ -131,7 +134,7 @@ class Across:
             used[i] = u
         self.merges = layout == -negative_layout
         early = schedule.chosen if schedule is not None else ()
-        for work in self.exchange(self.plan(entries, [i for i, u in zip(mine, any_used) if u and i not in early])):
+        for work in self.exchange(self.plan(entries, [i for i, u in zip(mine, any_used) if u and entries[i] not in early])):
             work.wait()
         self.drop([entries[i] for i in mine], sums=True)
         if self.kinds:
@@ -273,11 +276,6 @@ class Across:
             for other, theirs in enumerate(pieces):
                 if other != node:
                     piece.add_(theirs)
-
-
-def _new_group(lane):
-    patience = datetime.timedelta(seconds=core.options.timeout)
-    return dist.new_group(lane, timeout=patience, backend="gloo", use_local_synchronization=True)
 
 
 _singles = []  # the Across whose larger sums one node only keeps

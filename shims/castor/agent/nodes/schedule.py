@@ -10,7 +10,7 @@ class Schedule:
     gradients are made, a rank never waits for another node: the other ranks of its node wait for its gradients, and sums that
     another node waits for would not become complete.
 
-    chosen  the indices of the entries that this rank exchanges
+    chosen  the entries that this rank exchanges
     """
 
     def __init__(self, across, entries, used):
@@ -23,12 +23,16 @@ class Schedule:
         for i, number in enumerate(unit):
             if number >= 0:
                 members[number].append(i)
-        self.chosen = {i for i, number in enumerate(unit) if number >= 0}
+        self.chosen = {entries[i] for i, number in enumerate(unit) if number >= 0}
         # (sums that must be complete, plan of the exchange, entries)
         self.units = [(end, across.plan(entries, its), [entries[i] for i in its]) for end, its in zip(waits, members)]
 
     def holds(self, entries, used):
         return self.entries is entries and bytes(self.used) == bytes(used)
+
+    def fits(self, entries):
+        """Whether all that it exchanges is among these. Of models that share parameters the first one in a pass has them."""
+        return self.entries is entries or self.chosen.issubset(entries)
 
     def begin(self):
         self.next = 0

@@ -3,8 +3,10 @@
 Every call of the autograd engine goes through torch.autograd.graph._engine_run_backward; reentrant checkpointing nests
 it. The end of a backward is the return of the outermost call. What belongs to a device runs in a thread of PyTorch's own, of which all work,
 nested calls as well, belongs to the pass that another thread has called last."""
+import bisect
 import contextlib
 import functools
+import operator
 import threading
 
 import torch
@@ -30,11 +32,11 @@ def is_running():
     return _pending() is not None
 
 
-def at_end(callback, raised):
-    """Runs `callback` when the running outermost backward has returned. If it, or a callback, raises: runs `raised(error)`."""
+def at_end(callback, raised, order=0):
+    """Runs `callback` when the running outermost backward has returned, after those of a lower order. If it, or a callback, raises: runs `raised(error)`."""
     pending = _pending()
     if pending is not None:
-        pending.append((callback, raised))
+        bisect.insort(pending, (order, callback, raised), key=operator.itemgetter(0))
     else:  # an engine call that did not come through Python
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
@@ -83,7 +85,7 @@ _engine = None  # of PyTorch
 
 
 class _Pending(list):
-    """(callback, raised) each, for the end of a pass. accumulated: a pass that it called, as a reentrant checkpoint does, gave gradients to parameters."""
+    """(order, callback, raised) each, for the end of a pass. accumulated: a pass that it called, as a reentrant checkpoint does, gave gradients to parameters."""
 
     accumulated = False
 
@@ -105,7 +107,7 @@ def run_unheard(outputs, gradients, inputs, keeps=True):
     parameters)."""
     with torch._C._DisableAutocast(), _outermost() as pending:  # a script's pass is outside of what it casts
         made = _engine(tuple(outputs), tuple(gradients), keeps, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False)
-    for callback, _ in pending:
+    for _, callback, _ in pending:
         callback()
     return made, pending.accumulated
 
@@ -137,10 +139,10 @@ def _wrap(run):
                 if not accumulates and len(args) > 3:
                     for observer in _observers:
                         result = observer.gradients_made(result, bool(args[2]))
-                for callback, _ in pending:
+                for _, callback, _ in pending:
                     callback()
             except BaseException as error:
-                for _, raised in pending:
+                for *_, raised in pending:
                     raised(error)
                 for observer in heard:
                     observer.backward_raised(error)
