@@ -49,15 +49,18 @@ class NodesTest(unittest.TestCase):
         self.assertEqual(done.returncode != 0, status != 0, errors)
         return without_gloo(done.stdout), errors
 
-    def on_hosts(self, *arguments, script="train.py", plugin="ddp", ranks=(2, 2), settings=(), status=0):
-        """The script on as many hosts as `ranks` has entries."""
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "{hosts}", "--node-rank", "{host}",
-                    "--nproc-per-node", "$RANKS", "--master-addr", "{address}", "--master-port", "29400", "--monitor-interval", "5",
+    def on_hosts(self, *arguments, script="train.py", plugin="ddp", ranks=(2, 2), settings=(), status=0, restarts=0):
+        """The script on as many hosts as `ranks` has entries. restarts: of its ranks, at most."""
+        meeting = ["--node-rank", "{host}", "--master-addr", "{address}", "--master-port", "29400", "--monitor-interval", "5"]
+        if restarts:
+            meeting = ["--rdzv-backend", "c10d", "--rdzv-id", "1", "--rdzv-endpoint", "{address}:29400", "--rdzv-conf", "is_host=$FIRST", "--local-addr", "$HERE",
+                       "--max-restarts", str(restarts)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "{hosts}", "--nproc-per-node", "$RANKS", *meeting,
                     os.path.join(FOLDER, script), *map(str, arguments)]
         castor = [CASTOR, "run", "--plugin", plugin, "--log-dir", "log{host}", *(["--nproc", "auto"] if script == "single.py" else [])]
         for setting in settings:
             castor += ["--set", setting]
-        counts = " ".join(f"{host}) RANKS={count};;" for host, count in enumerate(ranks))
+        counts = " ".join(f"{host}) RANKS={count} HERE={hosts.address(host)} FIRST={int(host == 0)};;" for host, count in enumerate(ranks))
         shell = f"case {{host}} in {counts} esac; exec {' '.join([*castor, '--', *torchrun])}"
         return self.run_job([sys.executable, hosts.__file__, str(len(ranks)), "sh", "-c", shell], status)
 
@@ -209,6 +212,20 @@ class NodesTest(unittest.TestCase):
         self.assertRegex(errors, r"castor: rank 3, on another node, has ended .*\(here: train.py, line \d+\)", "its counterpart")
         self.assertLess(self.seconds, 150)
 
+    @runner.long
+    def test_torchrun_starts_the_ranks_again(self):
+        """Each node does as soon as its own have ended: what the store still has is of those before."""
+        for failing in (0, 1):
+            printed, errors = self.on_hosts("--fail-at", 3, "--fail-rank", failing, plugin="gemini", ranks=(1, 1), settings=["CASTOR_TIMEOUT=60"], restarts=2)
+            self.assertEqual(self.losses(printed)[-6:], self.losses(self.plain(2)), errors)
+
+    @runner.long
+    def test_torchrun_starts_the_ranks_of_a_single_process_again(self):
+        expected, _ = self.on_one_host(CASTOR, "run", "--plugin", "gemini", "--nproc", "2", "--log-dir", "log", "--")
+        for failing in (0, 1):
+            printed, errors = self.on_hosts("--fail-rank", failing, script="single.py", plugin="gemini", ranks=(1, 1), settings=["CASTOR_TIMEOUT=60"], restarts=2)
+            self.assertTrue(printed.endswith(expected), errors)
+            self.made()
 
     # ---- single-process scripts, CASTOR_NPROC=auto
 

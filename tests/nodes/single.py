@@ -1,17 +1,21 @@
 """A script of one process: single.py [--fail-rank R] [--unseeded] [--layers]. Prints the losses, and what it reads back from files that it has written."""
 import argparse
 import os
+import shutil
 import signal
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--fail-rank", type=int, help="of CASTOR_NPROC=auto: is killed after three steps")
+parser.add_argument("--fail-rank", type=int, help="of CASTOR_NPROC=auto: is killed after three steps of the first attempt")
 parser.add_argument("--unseeded", action="store_true", help="the model begins with numbers that are others in each process")
 parser.add_argument("--layers", action="store_true", help="without a batch norm")
 args = parser.parse_args()
 
+again = args.fail_rank is not None and os.path.exists("made")
+if again:
+    shutil.rmtree("made")
 os.mkdir("made")  # an error if another rank's were there
 step = 0
 for kind, options in ((torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}), (torch.optim.AdamW, {"lr": 0.01})):
@@ -33,7 +37,7 @@ for kind, options in ((torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}), (torch.o
         with open("made/losses.txt", "a") as file:
             print(loss.item().hex(), file=file)
         step += 1
-        if step == 3 and args.fail_rank is not None and int(os.environ["CASTOR_RANK"]) == args.fail_rank:
+        if step == 3 and args.fail_rank is not None and not again and int(os.environ["CASTOR_RANK"]) == args.fail_rank:
             os.kill(os.getpid(), signal.SIGKILL)
     torch.save(model.state_dict(), f"made/{kind.__name__}.pt")
 with open("made/losses.txt") as file:

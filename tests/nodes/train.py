@@ -44,7 +44,7 @@ on_last_node = rank >= world - int(os.environ["LOCAL_WORLD_SIZE"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.last_rate if on_last_node else 1e-3)
 data = torch.randn(args.steps, world, BATCH, WIDTH, generator=torch.Generator().manual_seed(2))
 for step in range(args.steps):
-    if step == args.fail_at and rank == args.fail_rank:
+    if step == args.fail_at and rank == args.fail_rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     if step == 2:
         dist.barrier()

@@ -1,8 +1,9 @@
 """Several nodes: each has its store, and the owners of the same tensors, one on each node, exchange sums.
 
-The exchange uses process groups of Castor's own (own_groups.py), in the order of the script's own calls."""
+The exchange uses process groups of PyTorch, in the order of the script's own calls."""
 import atexit
 import ctypes
+import datetime
 import pickle
 import sys
 import weakref
@@ -13,7 +14,6 @@ import torch.distributed as dist
 
 from .. import core
 from ..common import store, tensors
-from . import own_groups
 from .peers import Peer, own_address
 from .schedule import Schedule
 
@@ -30,8 +30,8 @@ class Across:
     kinds   data that one node only keeps, besides optimizer states: 0 none, 1 larger sums, 2 larger parameters too
     """
 
-    def __init__(self, place, lane, make):
-        """make(ranks): the lane's process group."""
+    def __init__(self, place, lane, make=None):
+        """make(ranks): the lane's process group; None: PyTorch's, of the script's world."""
         self.group, self.place, self.peers, self.lane_ranks = None, place, None, lane
         self.synchronizers = weakref.WeakSet()
         self.leader = None  # the first one whose gradients the running backward makes
@@ -39,13 +39,12 @@ class Across:
         self.merges = False  # neighbouring ranges are exchanged as one: they lie alike on all nodes
         self.kinds = self.readers = 0  # readers: ranks of other nodes that may read from this rank at any time
         self.told, self.directory = b"", []  # this rank's directory of states, and that of its lane, as they were last exchanged
-        self.lane = make(lane) if lane else None
+        self.lane = (make or _new_group)(lane) if lane else None
 
     def guarded(self, function, *arguments):
         """Calls a function that runs the lane's collectives. Tells this node's ranks if a rank of another node is gone."""
         try:
-            with own_groups.calls():
-                return function(*arguments)
+            return function(*arguments)
         except core.Error:
             raise
         except RuntimeError as error:
@@ -276,6 +275,11 @@ class Across:
             for other, theirs in enumerate(pieces):
                 if other != node:
                     piece.add_(theirs)
+
+
+def _new_group(lane):
+    patience = datetime.timedelta(seconds=core.options.timeout)
+    return dist.new_group(lane, timeout=patience, backend="gloo", use_local_synchronization=True)
 
 
 _singles = []  # the Across whose larger sums one node only keeps

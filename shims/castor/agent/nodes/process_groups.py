@@ -1,12 +1,12 @@
 """Tells the core the names and ranks of process groups, so that `castor top` and the stall watch can say which ranks a collective
-lacks. PyTorch's behaviour is unchanged, but for the functions that collectives.py may replace."""
+lacks. PyTorch's behaviour is unchanged, but for the functions that collectives.py may replace, and for where ranks meet that torchrun may start again (restarts.py)."""
 import ctypes
 import functools
 import inspect
 import sys
 
 from .. import core, patching
-from . import collectives
+from . import collectives, restarts
 
 
 def install():
@@ -23,7 +23,11 @@ def _wrap(make):
     def new_process_group_helper(*args, **kwargs):
         making = None
         try:
-            given = parameters.bind(*args, **kwargs).arguments
+            bound = parameters.bind(*args, **kwargs)
+            given = bound.arguments
+            if core.plugin_engine() and not given["global_ranks_in_group"] and int(given["group_size"]) > 1 and restarts.possible():  # of all ranks
+                given["store"] = restarts.meeting(given["store"], int(given["group_rank"]), int(given["group_size"]))
+                args, kwargs = bound.args, bound.kwargs
             making = collectives.making(given)
             ranks = [int(rank) for rank in given["global_ranks_in_group"]]
             core.process_group_announce(str(given["group_name"]).encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from .. import core
 from ..common import store
-from . import grouping, own_groups
+from . import grouping, own_groups, restarts
 from .control import Control
 
 
@@ -51,4 +51,4 @@ def _meeting_place(rank, world):
     host, port, kept, attempt = core.options.meeting.split()
     timeout = datetime.timedelta(seconds=core.options.timeout)
     meeting = dist.TCPStore(host, int(port), None, kept == "by-rank-0" and rank == 0, timeout, wait_for_workers=False)
-    return dist.PrefixStore(f"castor attempt {attempt}", meeting)
+    return restarts.meeting(meeting, rank, world) if kept == "by-torchrun" else dist.PrefixStore(f"castor attempt {attempt}", meeting)

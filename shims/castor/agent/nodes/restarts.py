@@ -1,0 +1,66 @@
+"""Where ranks meet that torchrun may have started again.
+
+torchrun keeps the store in which they meet, and each node starts its ranks again by itself. So the store may have what ranks of an earlier attempt left there (where they
+listened, for instance), and those that start again at once would read it, fail, and use up the attempts; nodes do not count attempts alike either. The ranks therefore
+find those first that are there now: each says a word that is new, and rank 0 answers with another one, under which they meet when all have taken it."""
+import os
+import secrets
+import time
+from datetime import timedelta
+
+from .. import core
+
+_LOOK_S = 0.02
+_AGAIN = timedelta(seconds=1)
+
+
+def possible():
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+
+
+def meeting(store, rank, world):
+    """A part of the store that ranks of earlier attempts do not know. All ranks call this together; after CASTOR_TIMEOUT it is an error."""
+    from torch.distributed import PrefixStore
+
+    store, until = PrefixStore("castor restarts", store), time.monotonic() + core.options.timeout
+    answer = _answer_all(store, world, until) if rank == 0 else _be_answered(store, rank, until)
+    if not answer:
+        raise core.GroupError(f"castor: not all ranks that torchrun has started, perhaps again, meet within CASTOR_TIMEOUT={core.options.timeout:g}s")
+    return PrefixStore(answer, store)
+
+
+def _answer_all(store, world, until):
+    answer, answered, missing = secrets.token_hex(16), {}, set(range(1, world))
+    while missing and time.monotonic() < until:
+        for rank in range(1, world):
+            word = store.get(f"word {rank}") if store.check([f"word {rank}"]) else None
+            if word != answered.get(rank):  # another one: it was started again meanwhile
+                answered[rank] = word
+                missing.add(rank)
+                store.set(f"answer to {word.decode()}", answer)
+            if word is not None and store.check([f"taken by {word.decode()} {answer}"]):
+                missing.discard(rank)
+        time.sleep(_LOOK_S if missing else 0)
+    if not missing:
+        store.set(f"all have {answer}", "")
+    return "" if missing else answer
+
+
+def _be_answered(store, rank, until):
+    word = secrets.token_hex(16)
+    store.set(f"word {rank}", word)
+    while time.monotonic() < until:
+        if _comes(store, f"answer to {word}"):
+            answer = store.get(f"answer to {word}").decode()  # another one, where rank 0 was started again
+            store.set(f"taken by {word} {answer}", "")
+            if _comes(store, f"all have {answer}"):
+                return answer
+    return ""
+
+
+def _comes(store, key):
+    try:
+        store.wait([key], _AGAIN)
+    except RuntimeError:  # it has not come yet
+        return False
+    return True
