@@ -6,26 +6,24 @@ find those first that are there now: each says a word that is new, and rank 0 an
 import os
 import secrets
 import time
-from datetime import timedelta
 
 from .. import core
 
-_LOOK_S = 0.02
-_AGAIN = timedelta(seconds=1)
+_LOOK_S, _LOOKS = 0.02, 50  # so many, before a rank looks whether rank 0 was started again
 
 
 def possible():
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
-def meeting(store, rank, world):
-    """A part of the store that ranks of earlier attempts do not know. All ranks call this together; after CASTOR_TIMEOUT it is an error."""
+def meeting(store, rank, world, patience_s):
+    """A part of the store that ranks of earlier attempts do not know. All ranks call this together; an error where some do not come so long."""
     from torch.distributed import PrefixStore
 
-    store, until = PrefixStore("castor restarts", store), time.monotonic() + core.options.timeout
+    store, until = PrefixStore("castor restarts", store), time.monotonic() + patience_s
     answer = _answer_all(store, world, until) if rank == 0 else _be_answered(store, rank, until)
     if not answer:
-        raise core.GroupError(f"castor: not all ranks that torchrun has started, perhaps again, meet within CASTOR_TIMEOUT={core.options.timeout:g}s")
+        raise core.GroupError(f"castor: after {patience_s:g} s not all {world} ranks have come to the process group that torchrun's variables tell of")
     return PrefixStore(answer, store)
 
 
@@ -59,8 +57,8 @@ def _be_answered(store, rank, until):
 
 
 def _comes(store, key):
-    try:
-        store.wait([key], _AGAIN)
-    except RuntimeError:  # it has not come yet
-        return False
-    return True
+    for _ in range(_LOOKS):  # PyTorch would print a line for each wait in vain
+        if store.check([key]):
+            return True
+        time.sleep(_LOOK_S)
+    return False

@@ -51,4 +51,4 @@ def _meeting_place(rank, world):
     host, port, kept, attempt = core.options.meeting.split()
     timeout = datetime.timedelta(seconds=core.options.timeout)
     meeting = dist.TCPStore(host, int(port), None, kept == "by-rank-0" and rank == 0, timeout, wait_for_workers=False)
-    return restarts.meeting(meeting, rank, world) if kept == "by-torchrun" else dist.PrefixStore(f"castor attempt {attempt}", meeting)
+    return restarts.meeting(meeting, rank, world, core.options.timeout) if kept == "by-torchrun" else dist.PrefixStore(f"castor attempt {attempt}", meeting)
