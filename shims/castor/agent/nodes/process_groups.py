@@ -26,13 +26,14 @@ def _wrap(make):
             bound = parameters.bind(*args, **kwargs)
             given = bound.arguments
             if core.plugin_engine() and not given["global_ranks_in_group"] and int(given["group_size"]) > 1 and restarts.possible():  # of all ranks
-                patience = max(core.options.timeout, given["timeout"].total_seconds())
+                timeout = given.get("timeout")
+                patience = max(core.options.timeout, timeout.total_seconds() if timeout else 0)
                 given["store"] = restarts.meeting(given["store"], int(given["group_rank"]), int(given["group_size"]), patience)
                 args, kwargs = bound.args, bound.kwargs
             making = collectives.making(given)
             ranks = [int(rank) for rank in given["global_ranks_in_group"]]
             core.process_group_announce(str(given["group_name"]).encode(), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks))
-        except (AttributeError, KeyError, TypeError, ValueError):  # the real function raises its own error
+        except (KeyError, TypeError, ValueError):  # the real function raises its own error
             core.process_group_announce(None, None, 0)
         try:
             made = make(*args, **kwargs)

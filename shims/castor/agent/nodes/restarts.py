@@ -29,19 +29,21 @@ def meeting(store, rank, world, patience_s):
 
 def _answer_all(store, world, until):
     answer, answered, missing = secrets.token_hex(16), {}, set(range(1, world))
-    while missing and time.monotonic() < until:
+    while True:
         for rank in range(1, world):
-            word = store.get(f"word {rank}") if store.check([f"word {rank}"]) else None
+            word = store.get(f"word {rank}").decode() if store.check([f"word {rank}"]) else None
             if word != answered.get(rank):  # another one: it was started again meanwhile
                 answered[rank] = word
                 missing.add(rank)
-                store.set(f"answer to {word.decode()}", answer)
-            if word is not None and store.check([f"taken by {word.decode()} {answer}"]):
+                store.set(f"answer to {word}", answer)
+            if word is not None and rank in missing and store.check([f"taken by {word} {answer}"]):
                 missing.discard(rank)
-        time.sleep(_LOOK_S if missing else 0)
-    if not missing:
-        store.set(f"all have {answer}", "")
-    return "" if missing else answer
+        if not missing:
+            store.set(f"all have {answer}", "")
+            return answer
+        if time.monotonic() > until:
+            return ""
+        time.sleep(_LOOK_S)
 
 
 def _be_answered(store, rank, until):
