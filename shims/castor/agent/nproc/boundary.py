@@ -18,7 +18,7 @@ from .. import core, patching
 from ..common import store, tensors, traced
 from ..device import activations
 from ..process import events
-from . import backward_trial, contents, layout, microbatches, randomness, results, rows, script_process, stages, streams, trial
+from . import arguments, backward_trial, contents, layout, microbatches, randomness, results, rows, script_process, stages, streams, trial
 
 
 class Boundary:
@@ -329,23 +329,8 @@ class Boundary:
     # ---- arguments
 
     def _divide(self, module, args, kwargs, form):
-        """(the division, this rank's args, and kwargs). The first call of a form tells which arguments have rows."""
-        found = [(leaf, path) for leaf, path in rows.leaves((args, kwargs), rows.is_column) if not results.is_of_model(leaf)]
-        for leaf, path in found:
-            if rows.is_opaque(leaf):
-                raise rows.Apart(f"an argument is a {type(leaf).__name__}, which may hold tensors")
-            if isinstance(leaf, torch.Tensor) and not rows.is_plain(leaf):
-                raise rows.Apart("an argument is no plain tensor")
-        tensors = [(leaf, path) for leaf, path in found if isinstance(leaf, torch.Tensor) and leaf.dim()]
-        if form.arguments is None:
-            count, dimensions = _batch_of([leaf for leaf, _ in tensors], self._dimensions(module))
-            form.arguments = {path: d for (_, path), d in zip(tensors, dimensions)}
-            form.arguments |= {path: 0 if streams.is_column(leaf, count) else None for leaf, path in found if not isinstance(leaf, torch.Tensor)}
-        lengths = {leaf.shape[form.arguments[path]] for leaf, path in tensors if form.arguments[path] is not None}
-        lengths |= {len(leaf) for leaf, path in found if not isinstance(leaf, torch.Tensor) and form.arguments.get(path) is not None}
-        if len(lengths) != 1:
-            raise rows.Apart("its arguments have different numbers of rows")
-        count, = lengths
+        """(the division, this rank's args, and kwargs)"""
+        count = arguments.rows_in(module, (args, kwargs), form, self.rows)
         if count < self.job.layout.replicas:
             raise rows.Apart("a batch has fewer rows than there are ranks", 3)
         division = rows.Division(self.job, count)
@@ -360,16 +345,6 @@ class Boundary:
             return leaf if dimension is None else leaf[division.first:division.last]
 
         return (division, *rows.mapped((args, kwargs), rows_in, "", rows.is_column))
-
-    def _dimensions(self, module):
-        """The dimension that may be the batch's, and how many rows it must have; 0: any number."""
-        if isinstance(module, _BATCH_SECOND) and not module.batch_first:
-            return 1, 0
-        if all(getattr(m, "batch_first", True) for m in module.modules()):
-            return 0, 0
-        if not self.rows:
-            raise rows.Apart("a layer has its batch in the second dimension (batch_first=False)")
-        return 0, self.rows
 
     def _note_leaf(self, tensor):
         """A tensor of the batch that shall get a gradient is no parameter: it has the whole one on every rank already."""
@@ -411,22 +386,6 @@ class Boundary:
         rows.refuse_many()
         every = self.job.group.gather([float(len(grads)), results.digest([results.digest(g) for g in grads])], "gradients of tensors that are no parameters")
         return any(row != every[0] for row in every)
-
-_BATCH_SECOND = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.Transformer, torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)
-
-
-def _batch_of(tensors, place):
-    """(rows of the batch, the dimension of them in each tensor; None: it has none). `place`: the dimension that they are looked for in, and how
-    many they must be, or 0."""
-    first, count = place
-    columns = [t for t in tensors if t.dim() > first and t.shape[first] != 1]
-    if not columns:
-        raise rows.Apart("no argument is a tensor with rows", 3)
-    count = count or columns[0].shape[first]
-    dimensions = [next((d for d in (first, 1 - first) if t.dim() > d and t.shape[d] == count), None if t.shape[0] == 1 else -1) for t in tensors]
-    if -1 in dimensions or all(d is None for d in dimensions):
-        raise rows.Apart("its arguments have different numbers of rows")
-    return count, dimensions
 
 
 _OF_ALL_MODULES = [value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and name.endswith("_hooks")]
@@ -487,21 +446,29 @@ def install_checkpoint(recomputed, in_stages):
     patching.replace("torch.utils.checkpoint.checkpoint", wrap)
 
 
+def install_asking(division):
+    """division(): of the call that runs, if there is one: that gradients inside of it were asked for is noted there."""
+
+    def wrap(stock):
+        @functools.wraps(stock)
+        def ask(self, *args, **kwargs):
+            of = division()
+            if of is not None:
+                of.hooked = True
+            return stock(self, *args, **kwargs)
+
+        return traced.unless_compiled(ask, stock, in_graphs=True)
+
+    for name in ("register_hook", "retain_grad"):
+        patching.replace(f"torch.Tensor.{name}", wrap)
+
+
 def install(job):
     def wrap(stock):
         def call(self, *args, **kwargs):
             return job.boundary.call(stock, self, args, kwargs)
 
         return traced.unless_compiled(call, stock, in_graphs=True)
-
-    def wrap_asking(stock):
-        @functools.wraps(stock)
-        def ask(self, *args, **kwargs):
-            if job.boundary.division is not None:
-                job.boundary.division.hooked = True
-            return stock(self, *args, **kwargs)
-
-        return traced.unless_compiled(ask, stock, in_graphs=True)
 
     def note_step(begins, *args):
         job.boundary.stepping = begins
@@ -510,5 +477,4 @@ def install(job):
     register_optimizer_step_post_hook(functools.partial(note_step, False))
     patching.replace("torch.nn.Module.__call__", wrap)
     install_checkpoint(job.boundary.recomputed, lambda: job.boundary.division is not None and job.layout.stages > 1)
-    patching.replace("torch.Tensor.register_hook", wrap_asking)
-    patching.replace("torch.Tensor.retain_grad", wrap_asking)
+    install_asking(lambda: job.boundary.division)

@@ -1,7 +1,7 @@
 """Scripts with DistributedDataParallel under the plugin `hybrid`: ranks that have a model together (layout.py) are its members, and each has a batch of its own.
 
-A wrapped model's call computes the batches of all members, one after another, each member a part of the work: with the random numbers of the rank whose batch it
-is, and to the results of that rank. In the backward pass each member gets the gradients of every member's results, and adds its part of the parameters'. Of
+A wrapped model's call computes the batches of all members, one after another (in stages with CASTOR_MICROBATCHES, rows of them: member_batches.py), each member
+a part of the work: with the random numbers of the rank whose batch it is, and to the results of that rank. In the backward pass each member gets the gradients of every member's results, and adds its part of the parameters'. Of
 t members each counts t times its part (divided_layers.py, stages.py), so the sum over the members is that of their batches: what DistributedDataParallel
 divides by the number of ranks is what it would be without members.
 
@@ -22,7 +22,7 @@ from ..common import store, traced
 from ..device_ranks import pages
 from ..nodes import grouping
 from ..process import events
-from . import backward_trial, boundary, contents, divided_layers, layout, rows, stage_link, stages, streams, trial
+from . import backward_trial, boundary, contents, divided_layers, layout, member_batches, randomness, rows, stage_link, stages, streams, trial
 
 
 OFTEN = 16  # calls
@@ -39,7 +39,8 @@ class Members:
         self.apart = False  # they have stepped, or written, other values into parameters
         self.trying = False  # a call, with its backward pass
         self._calls = 0
-        self.running = None  # the module whose call is divided just now
+        self.running = None  # (the module whose call is divided just now, the division of its batch that runs; None: it is not divided)
+        self._wanted = -(-core.options.microbatches // self.layout.copies) if self.layout.stages > 1 else 1  # microbatches of a member's batch
 
     # ---- what members tell each other
 
@@ -95,7 +96,7 @@ class Members:
             holes.append(leaf)
             return stage_link.Hole(leaf)
 
-        words = states = values = None
+        words = states = values = split = None
         if not why:
             try:
                 words = pickle.dumps(rows.mapped((args, kwargs), hole))
@@ -103,7 +104,8 @@ class Members:
                 why = f"gets an argument that other ranks cannot have ({type(error).__name__}: {error})"
         if not why:
             states, values = streams.states(), self._values_of(module)
-        every = self._told((why, form.due, self.layers.knows(module, modules), words, states, values))
+            split = self._split_of(module, (args, kwargs), form)
+        every = self._told((why, form.due, self.layers.knows(module, modules), words, states, values, split))
         why = next((each[0] for each in every if each[0]), "")
         if not why and any(each[5] != values for each in every):
             self.apart, why = True, "its parameters have other values on each of the ranks that have it together"
@@ -113,7 +115,7 @@ class Members:
         kinds = [[(leaf.shape, leaf.dtype, leaf.device) for leaf, _ in rows.leaves(each) if isinstance(leaf, stage_link.Hole)] for each in words]
         inputs = [stage_link.filled(each, tensors) for each, tensors in zip(words, self._exchanged(kinds, holes))]
         inputs[self.own] = args, kwargs
-        began = [each[4] for each in every]
+        batches, began = [member_batches.Batch(given, each[6]) for given, each in zip(inputs, every)], [each[4] for each in every]
         try:
             if not all(each[2] for each in every) and not self._prepare(module, modules):
                 return self._whole(stock, ddp, args, kwargs, "no layer of it is divided")
@@ -122,11 +124,11 @@ class Members:
         except rows.Apart as error:  # of the model, which is the same on all ranks
             form.whole = True
             return self._whole(stock, ddp, args, kwargs, error)
-        run = functools.partial(self._divided, stock, ddp, inputs, began)
+        run = functools.partial(self._divided, stock, ddp, batches, began)
         if any(each[1] for each in every):
             self.trying = True
             try:
-                return self._tried(stock, ddp, modules, form, inputs[self.own], run)
+                return self._tried(stock, ddp, modules, form, inputs[self.own], run, any(each[6] for each in every))
             finally:
                 self.trying = False
         core.event_call(1, 0)
@@ -134,9 +136,25 @@ class Members:
         # order on all ranks, wait for its end.
         ddp.reducer.late = self.layout.stages > 1 or form.nested
         try:
-            return run()
+            return run()[0]
         except rows.Apart as error:
-            raise core.GroupError(f"castor: {type(module).__name__} {error}, which it did not do in its first calls: run this script without CASTOR_PP") from None
+            option = "CASTOR_MICROBATCHES" if any(each[6] for each in every) else "CASTOR_PP"
+            raise core.GroupError(f"castor: {type(module).__name__} {error}, which it did not do in its first calls: run this script without {option}") from None
+
+    def _split_of(self, module, arguments, form):
+        """Of this rank's batch; None: it is one microbatch."""
+        if self._wanted < 2 or not form.in_parts:
+            return None
+        try:
+            return member_batches.Split.of(module, arguments, form, self._wanted)
+        except rows.Apart as error:
+            self._say_in_one(module, form, error, error.level)
+            return None
+
+    @staticmethod
+    def _say_in_one(module, form, why, level=2):
+        form.in_parts = False
+        core.log(level, f"CASTOR_MICROBATCHES: the batch of each rank is one microbatch ({type(module).__name__}: {why})".encode())
 
     def _whole(self, stock, ddp, args, kwargs, why):
         core.event_call(0, 0)
@@ -168,38 +186,49 @@ class Members:
         before.put_back()
         return divides or self.layout.stages > 1
 
-    def _divided(self, stock, ddp, inputs, began):
-        """This rank's results, of a call that computes all members' batches."""
-        calls = [functools.partial(self._computed, stock, ddp, args, kwargs) for args, kwargs in inputs]
+    def _divided(self, stock, ddp, batches, began):
+        """(this rank's results, and of these what Batch.joined() says), of a call that computes all members' batches."""
+        of_each, ended, every = [batch.parts for batch in batches], [], []
+        calls = [[functools.partial(self._computed, stock, ddp, *part) for part in parts] for parts in of_each]
         if self.layout.stages > 1:
-            results = self.stages.run(ddp.module, list(zip(calls, began)), lambda results: results, self.own)
+            def join(results):
+                left = iter(results)
+                return [batch.joined([next(left) for _ in parts]) for batch, parts in zip(batches, of_each)]
+
+            microbatches = [(call, states) for parts, states in zip(calls, began) for call in parts]
+            every = self.stages.run(ddp.module, microbatches, join, sum(map(len, of_each[:self.own + 1])) - 1)
         else:
-            results, ended = [], []
-            for call, states in zip(calls, began):
+            for batch, (call,), states in zip(batches, calls, began):
                 streams.restore(states)
-                results.append(call())
+                every.append(batch.joined([call()]))
                 ended.append(streams.states())
             streams.restore(ended[self.own])
-        return self._given(ddp, results)
+        _, *said = every[self.own]
+        return self._given(ddp, [results for results, *_ in every]), *said
 
-    def _computed(self, stock, ddp, args, kwargs, within=contextlib.nullcontext):
-        with self._within(ddp.module), within():
-            return stock(ddp, *args, **kwargs)
+    def _computed(self, stock, ddp, division, args, kwargs, within=contextlib.nullcontext):
+        if division is not None:
+            division.local_batch.look_at((args, kwargs))
+        with self._within(ddp.module, division), within():
+            result = stock(ddp, *args, **kwargs)
+        if division is not None and division.hooked:
+            raise rows.Apart("asks for gradients inside of it, of which each microbatch has some rows")
+        return result
 
     @contextlib.contextmanager
-    def _within(self, module):
-        """What runs here computes a member's batch."""
-        self.running = module
+    def _within(self, module, division):
+        """What runs here computes a member's batch, or the rows of a division of it."""
+        self.running = module, division
         try:
-            with self.layers.within(module):
+            with contextlib.nullcontext() if division is None else randomness.within(division.local_batch), self.layers.within(module):
                 yield
         finally:
             self.running = None
 
     def recomputed(self, function):
         """`function` of a checkpoint: in the backward pass its layers are divided, too."""
-        module = self.running
-        return function if module is None else boundary.again_within(function, lambda: self.running is not None, lambda: self._within(module))
+        running = self.running
+        return function if running is None else boundary.again_within(function, lambda: self.running is not None, lambda: self._within(*running))
 
     def _given(self, ddp, results):
         """This rank's results, the gradient of each of which goes to all members."""
@@ -222,17 +251,18 @@ class Members:
 
     # ---- trials
 
-    def _tried(self, stock, ddp, modules, form, own_inputs, run):
-        """Computes a call divided, undoes that, and computes it whole: what it returns. Are the results the same, and the gradients of all members?"""
+    def _tried(self, stock, ddp, modules, form, own_inputs, run, in_parts):
+        """Computes a call divided, undoes that, and computes it whole: what it returns. Are the results the same, and the gradients of all members? in_parts: some
+        members' batches are several microbatches."""
         args, kwargs = own_inputs
-        module, early, why, made, changes = ddp.module, form.left > 0, "", None, {}
+        module, early, why, made, changes, totals, places = ddp.module, form.left > 0, "", None, {}, {}, {}
         before, given = contents.Snapshot(modules), contents.Given(own_inputs, own_inputs, keeps=True)
         inputs = backward_trial.inputs_of(modules, ())
         divided = backward_trial.Pass(inputs, self.stages.abandon, self.layout.stages == 1)
         whole = backward_trial.Pass(inputs)
         try:
             with trial.unheard():
-                made = run()
+                made, totals, places = run()
         except rows.Apart as error:
             why = str(error)
         if given.changed():
@@ -249,9 +279,12 @@ class Members:
             raise core.GroupError(f"castor: {type(module).__name__} changes {lost[0]} in its forward, which is too large to be kept for a trial: run this "
                                   "script without CASTOR_TP and CASTOR_PP, or set CASTOR_AUDIT=0")
         result = stock(ddp, *args, **kwargs)
+        sums = len(form.sums)
+        made = trial.added(made, result, totals, form.sums)
         why = why or (trial.difference(made, result, early) or trial.difference(changes, before.changed(), early, "changes what it holds in another way")).replace(
             "by rows", "divided")
-        if self._all_well(why):
+        shares = not any(self._told(len(form.sums) > sums))  # those of losses were right
+        if self._all_well(why) and shares:
             after = contents.Snapshot(modules)
             with trial.unheard():
                 whole.go_back(result)
@@ -259,15 +292,17 @@ class Members:
             why = self._compared(divided, whole)
         whys = [each for each in self._told(why) if each]
         if not whys:
-            form.left -= early
+            form.left -= early and shares
+            form.results |= places
+        elif in_parts:
+            self._say_in_one(module, form, whys[0] + ("" if early else _LATE), 2 if early else 1)
         elif early and self.layers.put_together(module):
             core.log(3, f"the outputs of each divided layer of a {type(module).__name__} are put together: where they stay divided, {whys[0]}".encode())
         elif self.layout.stages > 1 and not form.tried:
             form.tried = True
         else:
             form.whole = True
-            late = "" if early else ". That began after its first calls: since half as many calls as there were, results may differ"
-            self._say_whole(module, whys[0] + late, 2 if early else 1)
+            self._say_whole(module, whys[0] + ("" if early else _LATE), 2 if early else 1)
         return result
 
     def _compared(self, divided, whole):
@@ -279,6 +314,7 @@ class Members:
 
 
 _WHOLE = "divided it has other results"  # which was said
+_LATE = ". That began after its first calls: since half as many calls as there were, results may differ"
 
 
 class _Result(torch.autograd.Function):
@@ -370,7 +406,13 @@ def install():
 
         return traced.unless_compiled(_run_ddp_forward, stock, in_graphs=True)
 
+    def division():
+        return next((members.running[1] for members in _members.values() if members.running is not None), None)
+
     patching.replace("torch.nn.parallel.DistributedDataParallel._run_ddp_forward", wrap)
+    if core.options.pp > 1 and core.options.microbatches > core.options.tp * core.options.pp:
+        member_batches.install()
+        boundary.install_asking(division)
     reducer.at_sync.append(_place)
     boundary.install_checkpoint(lambda function: functools.reduce(lambda made, members: members.recomputed(made), _members.values(), function),
                                 lambda: any(members.running is not None and members.layout.stages > 1 for members in _members.values()))

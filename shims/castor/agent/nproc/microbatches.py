@@ -7,12 +7,13 @@ _FAR = 1e-9  # of the largest weight: two are not the same
 
 
 class Microbatches:
-    """parts: of the division, a microbatch each. loss: where the loss is whose gradients are made within the call (one_f_one_b.py); None: they are made later."""
+    """parts: of the division, a microbatch each; places: of results, where their rows are, as form.results (trial.py) has them. loss: where the loss is whose gradients are made within the call (one_f_one_b.py); None: they are made later."""
 
     def __init__(self, of, division, form, count, loss=None):
         self._of, self._division, self._form, self.loss = of, division, form, loss
         count = min(count, division.size)
         self.parts = [division.part(number, count) for number in range(count)]
+        self.places = dict(form.results)
         self._measures = {}  # (path, number): of losses whose graphs are gone
         self._shares = {}  # path of a loss: that of each part's in the whole one
         self._weights, self._reference = {}, None  # number: the weight of its loss, beside that of the first one that counts anything
@@ -36,13 +37,16 @@ class Microbatches:
 
         def whole_of(leaf, path):
             leaves = [one[path] for one in every]
-            place = results.place_of(leaf, self.parts[0]) if isinstance(leaf, torch.Tensor) else None
+            place = self.places.setdefault(path, results.place_of(leaf, self.parts[0])) if isinstance(leaf, torch.Tensor) else None
             if place == results.LOSS:
                 self._division.sums[path] = sum(loss.item() for loss in leaves)
                 shares = self._shares[path] = self._shares_of(path, leaves)
                 return sum(share * loss for share, loss in zip(shares, leaves) if share)
             if place is not None:
-                return torch.cat(leaves, place[0]) if len(leaves) > 1 else leaf
+                dimension, each = place
+                if any(one.dim() <= dimension or one.shape[dimension] != part.size * each for one, part in zip(leaves, self.parts)):
+                    raise rows.Apart(f"returns another number of rows{path and f' (result{path})'} than it gets")
+                return torch.cat(leaves, dimension) if len(leaves) > 1 else leaf
             if len({results.digest(one) for one in leaves}) > 1:
                 raise rows.Apart(f"returns numbers{path and f' (result{path})'} that are made of the rows of a microbatch")
             return leaf

@@ -29,6 +29,7 @@ class Form:
         self.tried = False  # a trial over stages has failed, by what a model sets in its first call on one of them perhaps
         self.nested = False  # its graph has passes of their own, such as reentrant checkpoints
         self.sums = set()  # paths of losses in the result that are sums over rows, or divided by what the whole batch has
+        self.in_parts = True  # a rank's batch may be computed as several microbatches, in DDP scripts (members.py)
         self.watches = watches
         self.reached = None  # from which results of the last call the script went back (one_f_one_b.Reached), if that is to be known
         self.early = None  # backward passes may be run within such calls; None: that is not known yet
