@@ -26,12 +26,14 @@ ROUNDING = 1e-4  # of losses, relative
 
 
 def command_of(way, args, folder):
-    by_castor = [jobs.CASTOR, "run", "--plugin", "hybrid", "--nproc", str(args.ranks), "--log-dir", os.path.join(folder, "log")]
+    by_castor = [jobs.CASTOR, "run", "--plugin", "hybrid", "--log-dir", os.path.join(folder, "log")]
     of = {"layers": [f"CASTOR_TP={args.ranks}"], "stages": [f"CASTOR_PP={args.ranks}", f"CASTOR_MICROBATCHES={args.microbatches}"]}
     if way == "plain":
         start, name = [args.python], "alone"
     elif way.startswith("castor "):
-        start, name = [*by_castor, *(word for option in of[way.split()[1]] for word in ("--set", option)), "--", args.python], "alone"
+        _, kind, *ddp = way.split()
+        start, name = [*by_castor, *(word for option in of[kind] for word in ("--set", option))], "ddp" if ddp else "alone"
+        start += ["--", *jobs.torchrun(args.python, args.ranks)] if ddp else ["--nproc", str(args.ranks), "--", args.python]
     else:
         start, name = jobs.torchrun(args.python, args.ranks), way
     return [*start, TRAIN, name, os.path.join(folder, "figures"), str(args.steps), str(args.microbatches)]

@@ -2,8 +2,9 @@
 
 import statistics
 
-WAYS = ("plain", "layers", "castor layers", "stages", "castor stages")
-TITLES = {"plain": "the script in one process", "layers": "layers, by hand (`parallelize_module`)", "castor layers": "layers, `CASTOR_TP`",
+WAYS = ("plain", "ddp", "layers", "castor layers", "castor layers ddp", "stages", "castor stages", "castor stages ddp")
+TITLES = {"plain": "the script in one process", "ddp": "ranks with DistributedDataParallel, their rows each", "layers": "layers, by hand (`parallelize_module`)", "castor layers": "layers, `CASTOR_TP`",
+          "castor layers ddp": "layers, `CASTOR_TP`, ranks with DistributedDataParallel", "castor stages ddp": "stages, `CASTOR_PP`, ranks with DistributedDataParallel",
           "stages": "stages, by hand (`torch.distributed.pipelining`)", "castor stages": "stages, `CASTOR_PP`"}
 
 

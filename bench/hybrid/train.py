@@ -1,6 +1,6 @@
-"""What bench/hybrid trains: train.py alone|layers|stages OUTPUT STEPS MICROBATCHES. `alone` is a plain script of one process; `layers` and `stages` are the ranks
-of torchrun, whose division is written by hand with torch.distributed.tensor.parallel and torch.distributed.pipelining. Rank 0, of stages the last one, writes the
-losses and the seconds of each step."""
+"""What bench/hybrid trains: train.py alone|ddp|layers|stages OUTPUT STEPS MICROBATCHES. `alone` is a plain script of one process; `ddp` one of ranks with
+DistributedDataParallel, each with its rows of the batch; `layers` and `stages` are the ranks of torchrun, whose division is written by hand with
+torch.distributed.tensor.parallel and torch.distributed.pipelining. Rank 0, of stages the last one, writes the losses of the whole batch and the seconds of each step."""
 
 import json
 import sys
@@ -58,6 +58,29 @@ def whole(model, tokens, targets):
     return loss.item()
 
 
+class WithLoss(nn.Module):
+    """Whose call returns the loss."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, targets):
+        return loss_of(self.model(tokens), targets)
+
+
+def in_ranks(model):
+    def step(model, tokens, targets):
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        loss = model(tokens.chunk(ranks)[rank], targets.chunk(ranks)[rank])
+        loss.backward()
+        mean = loss.detach() / ranks
+        dist.all_reduce(mean)
+        return mean.item()
+
+    return nn.parallel.DistributedDataParallel(WithLoss(model)), step
+
+
 def in_layers(model):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -106,8 +129,8 @@ def main():
     model, step_of, writes = Model(), whole, True
     if way != "alone":
         dist.init_process_group("gloo")
-        model, step_of = in_layers(model) if way == "layers" else in_stages(model, microbatches)
-        writes = dist.get_rank() == (0 if way == "layers" else dist.get_world_size() - 1)
+        model, step_of = in_stages(model, microbatches) if way == "stages" else {"layers": in_layers, "ddp": in_ranks}[way](model)
+        writes = dist.get_rank() == (dist.get_world_size() - 1 if way == "stages" else 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, seconds, used = [], [], []
     for step in range(steps):

@@ -66,12 +66,12 @@ static bool is_staged(const plan_choice *choice) {
 
 /* All forward passes are run, then all backward ones; such stages do so unless there are more micro-batches than stages. */
 static bool keeps_all(const plan_choice *choice) {
-    return choice->own_batches || (is_staged(choice) && choice->micro <= choice->pp);
+    return is_staged(choice) ? choice->micro <= choice->pp : choice->own_batches;
 }
 
 /* Micro-batches of a backward pass of the script's. */
 static uint32_t micro_of_pass(const plan_choice *choice) {
-    return choice->own_batches ? choice->tp * choice->pp : choice->pp > 1 ? choice->micro : 1;
+    return choice->pp > 1 ? choice->micro : choice->own_batches ? choice->tp : 1;
 }
 
 /* How often the gradients of a step are summed over ranks. */

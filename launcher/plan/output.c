@@ -70,8 +70,8 @@ void plan_command_line(const plan_model *model, const plan_cluster *cluster, con
         add(&l, "--set CASTOR_TP=%u ", choice->tp);
     if (choice->pp > 1)
         add(&l, "--set CASTOR_PP=%u ", choice->pp);
-    uint32_t steps = choice->own_batches ? choice->micro / (choice->tp * choice->pp) : choice->micro;
-    if (choice->pp > 1 && !choice->own_batches)
+    uint32_t steps = choice->own_batches ? choice->micro / choice->tp : choice->micro;
+    if (choice->pp > 1)
         add(&l, "--set CASTOR_MICROBATCHES=%u ", choice->micro);
     else if (steps > 1)
         add(&l, "--set CASTOR_ACCUMULATE=%u ", steps);

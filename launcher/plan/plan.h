@@ -113,7 +113,8 @@ typedef struct plan_choice {
     uint32_t micro; /* micro-batches of a step: of a pipeline, else steps of the script (CASTOR_ACCUMULATE) */
     int zero;       /* of those that divide models: the stage of ZeRO */
     /* Of --plugin hybrid, where a launcher of PyTorch's starts the ranks: each has a batch of its own, and those of the ranks that have
-     * a model together are micro-batches of it; of so many more there are, the script accumulates. */
+     * a model together are micro-batches of it. There may be some times as many: in stages they are parts of these batches, else the
+     * script accumulates. */
     bool own_batches;
     bool bounded; /* there is a budget; cost.budget_bytes */
     bool offload; /* activations go to the host and come back */

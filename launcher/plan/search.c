@@ -78,9 +78,9 @@ static void try_division(search *s, plan_choice choice, plan *best, bool *found)
     uint64_t sequences = sequences_of(s, choice.dp);
     bool counted = s->model->context && s->model->tokens, stages = choice.pp > 1, fits = false;
     uint32_t least = choice.own_batches ? choice.tp * choice.pp : 1;
-    uint32_t most = stages && !choice.own_batches ? PIPELINE_MOST * choice.pp
-                    : counted                     ? ACCUMULATE_MOST * least
-                                                  : least;
+    uint32_t most = stages ? PIPELINE_MOST * choice.pp : counted ? ACCUMULATE_MOST * least : least;
+    if (most < least)
+        most = least;
     bool booster = choice.plugin == PLAN_BOOSTER, divides = plan_plugins[choice.plugin].divides;
     /* On one node of cores there is one of everything (CASTOR_ZERO_STAGE). */
     bool shares = booster ? choice.dp > 1 : divides && (s->cluster->devices || s->cluster->nodes > 1);

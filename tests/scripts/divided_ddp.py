@@ -1,5 +1,6 @@
 """DDP: models whose layers, or whose chain of layers, several ranks can have together, while each has batches of its own."""
 
+import numpy
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -266,6 +267,164 @@ def vocabulary_of_embeddings(log):
     """A chain of whole layers, the first an embedding."""
     model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, VOCABULARY))
     train(log, model, lambda model, step: F.cross_entropy(model(tokens(step)).view(-1, VOCABULARY), tokens(step + 1000).view(-1)))
+
+
+# ---- batches in microbatches
+
+
+@record.case
+def masked_and_scaled(log):
+    """Each rank counts another number of targets, and so does each of its microbatches."""
+
+    def loss_of(model, step):
+        targets = tokens(step + 1000)
+        targets[:, : 1 + 2 * dist.get_rank()] = -100
+        targets[1, : 1 + step] = -100
+        targets[step % 4] = -100
+        return model(tokens(step), targets)[1] * 3.0**step
+
+    train(log, gpt(), loss_of, lambda parameters: torch.optim.SGD(parameters, lr=1e-3))
+
+
+@record.case
+def a_rank_without_targets(log):
+    """Of the first rank, in some steps."""
+    counted = divided.Losing(lambda logits, y: F.cross_entropy(logits, y, reduction="sum") / (y >= 0).sum().clamp(min=1))
+
+    def loss_of(model, step):
+        generator = torch.Generator().manual_seed(divided.batches + step)
+        x, y = torch.randn(7, 8, generator=generator), torch.randint(0, 3, (7,), generator=generator)
+        if dist.get_rank() == 0 and step in (2, 5, 6):
+            y[:] = -100
+        return model(x, y)
+
+    train(log, counted, loss_of, divided.without_momentum, steps=8)
+
+
+@record.case
+def sum_of_losses(log):
+    divided.sum_of_losses(log)
+
+
+@record.case
+def mean_of_elements(log):
+    divided.mean_of_elements(log)
+
+
+@record.case
+def losses_of_samples(log):
+    divided.losses_of_samples(log)
+
+
+@record.case
+def losses_weighed_by_rank(log):
+    train(log, gpt(), lambda model, step: of_tokens(model, step) * (1.0 + dist.get_rank() / 3) / (1 + step))
+
+
+@record.case
+def losses_weighed_anew(log):
+    train(log, gpt(), lambda model, step: of_tokens(model, step) * (1.0 + dist.get_rank() * step))
+
+
+@record.case
+def losses_weighed_anew_late(log):
+    train(log, gpt(), lambda model, step: of_tokens(model, step) * (1.0 + dist.get_rank() * (step == 6)), divided.without_momentum, steps=8)
+
+
+@record.case
+def logits_are_used_late(log):
+    divided.logits_are_used_late(log)
+
+
+@record.case
+def asks_for_gradients_within(log):
+    class Asking(Perceptrons):
+        def forward(self, x):
+            x = self.enter(x)
+            for number, block in enumerate(self.blocks):
+                x = block(x)
+                if number == 2 and x.requires_grad:
+                    x.register_hook(lambda g: g / g.norm())
+            return self.leave(x)
+
+    train(log, Asking(within=False, dropout=0.0), of_classes)
+
+
+@record.case
+def noise_of_samples(log):
+    """Numbers for each sample, for all of them, and NumPy's."""
+
+    class Noisy(Perceptrons):
+        def forward(self, x):
+            x = self.enter(x + torch.randn_like(x) + torch.from_numpy(numpy.random.standard_normal(x.shape)).to(x.dtype)) * torch.rand(1)
+            for block in self.blocks:
+                x = block(x)
+            return self.leave(x)
+
+    def loss_of(model, step):
+        if step == 0:
+            numpy.random.seed(dist.get_rank())
+        return of_classes(model, step, 6)
+
+    train(log, Noisy(within=True), loss_of)
+
+
+@record.case
+def samples_beside_each_other(log):
+    """A loss that compares the samples of a batch: each one's class is its own place."""
+
+    class Contrasting(Perceptrons):
+        def forward(self, x):
+            made = super().forward(x)
+            return F.cross_entropy(made @ made.t(), torch.arange(len(x)))
+
+    def loss_of(model, step):
+        return model(torch.randn(8, 8, generator=torch.Generator().manual_seed(divided.batches + step)))
+
+    train(log, Contrasting(within=False, dropout=0.0), loss_of)
+
+
+@record.case
+def results_of_other_kinds(log):
+    """A loss, rows, a number, words, and a tensor that is as long as a microbatch of the last batches by chance."""
+
+    class Telling(Perceptrons):
+        def forward(self, x, y, *, name):
+            logits = super().forward(x)
+            return {"loss": F.cross_entropy(logits, y), "logits": logits.detach(), "classes": (3, "abc"), "table": torch.arange(3.0), "name": name}
+
+    def loss_of(model, step):
+        count = 8 if step < 4 else 6  # microbatches of 3 or 2
+        generator = torch.Generator().manual_seed(divided.batches + step)
+        made = model(torch.randn(count, 8, generator=generator), torch.randint(0, 3, (count,), generator=generator), name=f"step {step % 2}")
+        log.note("told", [made["logits"], made["table"]])
+        assert made["name"] == f"step {step % 2}" and made["classes"] == (3, "abc")
+        return made["loss"]
+
+    train(log, Telling(within=True), loss_of, steps=8)
+
+
+@record.case
+def one_row(log):
+    """Of rank 0's batches, at times; fewer than microbatches."""
+    train(log, gpt(), lambda model, step: model(tokens(step, 1 + (step + dist.get_rank()) % 3), tokens(step + 1000, 1 + (step + dist.get_rank()) % 3))[1], steps=8)
+
+
+@record.case
+def scaled_by_a_scaler(log):
+    """A loss scale that grows, and one that is too large."""
+    model = with_batches_of_this_rank(gpt())
+    optimizer = divided.without_momentum(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    for step in range(STEPS + 2):
+        optimizer.zero_grad()
+        loss = of_tokens(model, step)
+        scaler.scale(loss * (float("inf") if step == 4 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 4:
+            optimizer.zero_grad()  # of what is not finite there are two kinds
+        log.step(loss, model, optimizer)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ BUDGET = "CASTOR_DEVICE_BUDGET="  # what would do, under one that is smaller tha
 MAY_SAY = {  # a kernel of attention, or of recurrent layers, draws the numbers of a dropout itself
     "chance.py": ("by rows it has another result",),
     "divided.py": (r"\(Sequential: by rows it has another result", r"\((GPT2LMHeadModel|BertForMaskedLM|T5ForConditionalGeneration): by rows it has another result"),
+    "divided_ddp.py": (r"CASTOR_MICROBATCHES: .*\((Sequential|GPT2LMHeadModel|BertForMaskedLM|T5ForConditionalGeneration): divided it has another result",),
 }
 DRAWN_IN_KERNELS = tuple(f"divided.py:{case}" for case in ("encoder", "hf_gpt2", "hf_gpt2_checkpoints", "hf_gpt2_biases", "hf_bert", "hf_t5"))  # so they are computed whole
 SHORT = {

@@ -36,6 +36,17 @@ OF_RANKS = (
     "recomputed_by_its_own wants_backward_itself remembers_each_block hf_gpt2 hf_llama hf_bert hf_t5 wide_blocks accumulated evaluated_by_rank_0 one_rank_calls_alone results_one_after_another parameters_in_the_loss "
     "some_results_unused counts_its_calls gradients_of_arguments hooks_of_the_script late_change two_models models_that_share_a_layer vocabulary_of_embeddings"
 ).split()
+# Batches of ranks in microbatches of their rows.
+EARLY_OF_RANKS = {"PP=2 MICROBATCHES=6": (2, 4), "TP=2 PP=2 MICROBATCHES=8": (4,), "PP=4 MICROBATCHES=8": (4,)}
+IN_PARTS = (
+    "masked_and_scaled a_rank_without_targets sum_of_losses mean_of_elements losses_of_samples losses_weighed_by_rank losses_weighed_anew losses_weighed_anew_late "
+    "logits_are_used_late asks_for_gradients_within noise_of_samples samples_beside_each_other results_of_other_kinds one_row scaled_by_a_scaler"
+).split()
+IN_ONE = {"asks_for_gradients_within": "Asking", "samples_beside_each_other": "Contrasting"}  # microbatch
+OF_LOSSES_OF_RANKS = (
+    "gpt_adamw_clipped batches_of_other_sizes hf_gpt2 hf_llama hf_bert hf_t5 accumulated evaluated_by_rank_0 parameters_in_the_loss masked_and_scaled "
+    "a_rank_without_targets sum_of_losses mean_of_elements losses_of_samples losses_weighed_by_rank results_of_other_kinds one_row scaled_by_a_scaler"
+).split()
 WHOLE_OF_RANKS = {
     **{case: WHOLE[case] for case in ("batch_norms", "frozen_first_blocks", "recomputed_by_its_own", "remembers_each_block")},
     "counts_its_calls": {"": r"computed whole on every rank.*\(Counting: "},
@@ -45,22 +56,31 @@ WHOLE_OF_RANKS = {
 REFUSED = {
     "results_one_after_another": {"PP": r"goes once more through the results of a model whose gradients were summed"},
     "logits_are_used_late": {"MICROBATCHES": r"goes back from more than the loss that the model returns"},
+    "losses_weighed_anew_late": {"MICROBATCHES": r"weigh otherwise beside each other than in the calls before"},
     "one_rank_calls_alone": {"": r"make each call together whose gradients are summed, and not all of them came"},
 }
 
 
-def row_of(case, layout, ranks, whole):
+def row_of(case, layout, ranks, whole, of_losses):
     shards = () if "PP" in layout else ("CASTOR_ZERO_STAGE=2",)
     options = (*(f"CASTOR_{word}" for word in layout.split()), *shards, *OPTIONS.get(case, ()))
     says, refused = (next((pattern for part, pattern in those.get(case, {}).items() if part in layout), "") for those in (whole, REFUSED))
     expect = adaptive if case in ADAPTIVE else like(sgd, tolerance=replace(CANCELS, floor=1e-6)) if case in OF_KEYS else sgd
-    early = not says and not refused and "MICROBATCHES" in layout and case in OF_LOSSES
-    return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False, divided=not says, in_1f1b=early, refused=refused)
+    early, divided = not says and not refused and "MICROBATCHES" in layout and case in of_losses, not says
+    if case in IN_ONE and "MICROBATCHES" in layout:
+        says = rf"CASTOR_MICROBATCHES: the batch of each rank is one microbatch \({IN_ONE[case]}: "
+    return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False, divided=divided, in_1f1b=early, refused=refused)
 
 
-def rows_of(cases, whole, layouts):
-    return {f"{case}: {layout}": row_of(case, layout, ranks, whole) for case in cases for layout, ranks in layouts.items()}
+def rows_of(cases, whole, layouts, of_losses=()):
+    return {f"{case}: {layout}": row_of(case, layout, ranks, whole, of_losses) for case in cases for layout, ranks in layouts.items()}
 
 
 ALONE = like(sgd, plugin="hybrid", only_ranks=(2,), one_rank=True, options=("CASTOR_TP=2",), refused="divide a model over ranks, and this is one process")
-TABLE = {"divided.py": {**rows_of(CASES, WHOLE, {**LAYOUTS, **EARLY}), "gpt_adamw_clipped: one process": ALONE}, "divided_ddp.py": rows_of(OF_RANKS, WHOLE_OF_RANKS, LAYOUTS)}
+TABLE = {
+    "divided.py": {**rows_of(CASES, WHOLE, {**LAYOUTS, **EARLY}, OF_LOSSES), "gpt_adamw_clipped: one process": ALONE},
+    "divided_ddp.py": {
+        **rows_of([*OF_RANKS, *IN_PARTS], WHOLE_OF_RANKS, EARLY_OF_RANKS, OF_LOSSES_OF_RANKS), **rows_of(OF_RANKS, WHOLE_OF_RANKS, LAYOUTS),
+        **rows_of(IN_PARTS, WHOLE_OF_RANKS, {"PP=2": (2,)}),
+    },
+}

@@ -25,8 +25,8 @@ class Pass:
         self.sketches = torch.zeros(len(inputs), core.SKETCH_BUCKETS, dtype=torch.float64, device="cpu")
         self._lock = threading.Lock()
 
-    def go_back(self, result, only=None):
-        """`result`: of a call. only: from which part of it, by its path; None: from all of it."""
+    def go_back(self, result, only=None, gradient=1.0):
+        """`result`: of a call. only: from which part of it, by its path, and with which gradient; None: from all of it."""
         outputs = list({id(leaf): leaf for leaf, path in rows.leaves(result) if _is_output(leaf) and only in (None, path)}.values())
         if not outputs:
             self.failed = True
@@ -36,7 +36,7 @@ class Pass:
         handles = [t.register_hook(self._sketching(number)) for number, t in enumerate(self.inputs)]
         try:
             others = graph.leaves_but(outputs, self.inputs)  # a script's pass goes to them as well, and through functions on the way
-            _, self.nested = events.run_unheard(outputs, [_gradient_like(t) for t in outputs], [*self.inputs, *others], self._keeps)
+            _, self.nested = events.run_unheard(outputs, [_gradient_like(t) * gradient for t in outputs], [*self.inputs, *others], self._keeps)
         except core.GroupError:
             raise
         except Exception:  # checkpoints and compiled graphs that can be gone through once

@@ -18,7 +18,7 @@ from .. import core, patching
 from ..common import store, tensors, traced
 from ..device import activations
 from ..process import events
-from . import arguments, backward_trial, contents, layout, microbatches, randomness, results, rows, script_process, stages, streams, trial
+from . import arguments, backward_trial, contents, layout, microbatches, one_f_one_b, randomness, results, rows, script_process, stages, streams, trial
 
 
 class Boundary:
@@ -76,7 +76,7 @@ class Boundary:
                 self._prepare_replica(module, modules, (args, kwargs))
         except rows.Apart as error:
             return self._whole(stock, module, args, kwargs, error)
-        loss = self._loss_gone_back_from(form)
+        loss = form.loss
         if form.due or loss is not None and form.early is None:
             return form.watched(self._tried(stock, module, modules, args, kwargs, form, division, own_args, own_kwargs, loss))
         if torch.is_grad_enabled():
@@ -128,16 +128,8 @@ class Boundary:
         calls = [functools.partial(self._computed, stock, module, part, *parts.rows_of((args, kwargs), part)) for part in parts.parts]
         passes = None
         if loss is not None:
-            hooked = any(_only_requires_gradients(hook) for m in module.modules() for hook in m._forward_hooks.values())
-            passes = self.job.stages.passes(module, parts, form.reached.gradients[loss], hooked)
+            passes = self.job.stages.passes(module, [one_f_one_b.OfBatch(parts, form.reached.gradients[loss], loss)], makes_require_gradients(module))
         return self.job.stages.run(module, [(call, began) for call in calls], parts.joined, passes=passes)
-
-    def _loss_gone_back_from(self, form):
-        """Of the results of a call that begins now: whose gradient alone the script will ask for, as it did after the last one, so that the call may run the
-        backward passes of its microbatches; None: they are left to the script's."""
-        if form.early is False or not core.options.audit or form.reached is None or not torch.is_grad_enabled():
-            return None
-        return form.reached.loss
 
     def _computed(self, stock, module, division, args, kwargs, within=contextlib.nullcontext):
         division.module = weakref.ref(module)
@@ -410,6 +402,11 @@ def why_whole(modules):
 def _is_of_script(hook):
     """PyTorch's own, of weight_norm and of lazy modules, look at weights and shapes."""
     return not (tensors.is_castors(hook) or (getattr(hook, "__module__", None) or "").startswith("torch.nn."))
+
+
+def makes_require_gradients(module):
+    """Whether a hook makes outputs of its layers require gradients."""
+    return any(_only_requires_gradients(hook) for m in module.modules() for hook in m._forward_hooks.values())
 
 
 def _only_requires_gradients(hook):

@@ -34,36 +34,40 @@ class Split:
 
     @classmethod
     def of(cls, module, given, form, parts):
-        """parts: as many as are wanted. None: the batch is one microbatch. Raises Apart where it cannot be divided."""
+        """parts: as many as are wanted. Raises Apart where it cannot be divided."""
         count = arguments.rows_in(module, given, form, 0)
-        parts = min(parts, count)
-        return cls(count, parts, form.arguments, form.sums, form.results) if parts > 1 else None
+        return cls(count, min(parts, count), form.arguments, form.sums, form.results)
 
 
 class Batch:
-    """A member's batch, (args, kwargs). split: None: it is one microbatch."""
+    """A member's batch, (args, kwargs). split: None: it is one microbatch, of which no more is known. loss: as in Microbatches."""
 
-    def __init__(self, given, split):
-        self._given, self._division = given, None
+    def __init__(self, given, split, loss=None):
+        self._given, self.microbatches = given, None
         if split is not None:
             self._division = rows.Division(_job, split.count)
-            self._microbatches = microbatches.Microbatches(_results, self._division, split, split.parts)
+            self.microbatches = microbatches.Microbatches(_results, self._division, split, split.parts, loss)
 
     @property
     def parts(self):
-        """[(the division of a microbatch, or None; its args; its kwargs)]"""
-        if self._division is None:
+        """[(the division of a microbatch, None: it is the batch; its args; its kwargs)]"""
+        if self.microbatches is None or len(self.microbatches.parts) == 1:
             return [(None, *self._given)]
-        return [(part, *self._microbatches.rows_of(self._given, part)) for part in self._microbatches.parts]
+        return [(part, *self.microbatches.rows_of(self._given, part)) for part in self.microbatches.parts]
 
     def joined(self, of_each):
         """(the results, the sums of the losses in them, the places of their rows), of the results of each part."""
-        if self._division is None:
+        if self.microbatches is None:
             return of_each[0], {}, {}
-        whole = self._microbatches.joined(of_each)
-        if any(compares for compares, _ in self._division.measures.values()):
+        whole = self.microbatches.joined(of_each)
+        if len(of_each) > 1 and any(compares for compares, _ in self._division.measures.values()):
             raise rows.Apart("returns a loss that compares the samples of a batch with each other")
-        return whole, self._division.sums, self._microbatches.places
+        return whole, self._division.sums, self.microbatches.places
+
+
+def of_loss(number, path):
+    """Where the loss of a member is in the results of all that Batch.joined() has given."""
+    return f"[{number}][0]{path}"
 
 
 def install():

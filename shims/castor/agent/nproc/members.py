@@ -9,6 +9,7 @@ Only calls whose gradients are summed are divided, for these all ranks make toge
 backward passes, beside the whole ones (trial.py)."""
 import contextlib
 import functools
+import math
 import pickle
 import threading
 import weakref
@@ -22,7 +23,7 @@ from ..common import store, traced
 from ..device_ranks import pages
 from ..nodes import grouping
 from ..process import events
-from . import backward_trial, boundary, contents, divided_layers, layout, member_batches, randomness, rows, stage_link, stages, streams, trial
+from . import backward_trial, boundary, contents, divided_layers, layout, member_batches, one_f_one_b, randomness, rows, stage_link, stages, streams, trial
 
 
 OFTEN = 16  # calls
@@ -34,13 +35,13 @@ class Members:
     def __init__(self, control):
         self.layout = layout.Layout(control.rank, control.world, lambda: control)
         self.layers, self.stages = divided_layers.Layers(self.layout), stages.Stages(self.layout)
-        self.trials = trial.Trials()
+        self.trials = trial.Trials(self.layout.may_go_back_early)
         self.own = control.rank % self.layout.copies  # this rank's place among them
         self.apart = False  # they have stepped, or written, other values into parameters
         self.trying = False  # a call, with its backward pass
         self._calls = 0
         self.running = None  # (the module whose call is divided just now, the division of its batch that runs; None: it is not divided)
-        self._wanted = -(-core.options.microbatches // self.layout.copies) if self.layout.stages > 1 else 1  # microbatches of a member's batch
+        self._wanted = -(-core.options.microbatches // self.layout.copies)  # microbatches of a member's batch
 
     # ---- what members tell each other
 
@@ -96,7 +97,7 @@ class Members:
             holes.append(leaf)
             return stage_link.Hole(leaf)
 
-        words = states = values = split = None
+        words = states = values = split = early = None
         if not why:
             try:
                 words = pickle.dumps(rows.mapped((args, kwargs), hole))
@@ -105,7 +106,8 @@ class Members:
         if not why:
             states, values = streams.states(), self._values_of(module)
             split = self._split_of(module, (args, kwargs), form)
-        every = self._told((why, form.due, self.layers.knows(module, modules), words, states, values, split))
+            early = _gone_back_from(form), form.early
+        every = self._told((why, form.due, self.layers.knows(module, modules), words, states, values, split, early))
         why = next((each[0] for each in every if each[0]), "")
         if not why and any(each[5] != values for each in every):
             self.apart, why = True, "its parameters have other values on each of the ranks that have it together"
@@ -115,7 +117,9 @@ class Members:
         kinds = [[(leaf.shape, leaf.dtype, leaf.device) for leaf, _ in rows.leaves(each) if isinstance(leaf, stage_link.Hole)] for each in words]
         inputs = [stage_link.filled(each, tensors) for each, tensors in zip(words, self._exchanged(kinds, holes))]
         inputs[self.own] = args, kwargs
-        batches, began = [member_batches.Batch(given, each[6]) for given, each in zip(inputs, every)], [each[4] for each in every]
+        losses = _losses_gone_back_from([each[7][0] for each in every]) if all(each[6] for each in every) else None
+        batches = [member_batches.Batch(given, each[6], loss and loss[0]) for given, each, loss in zip(inputs, every, losses or [None] * len(every))]
+        began = [each[4] for each in every]
         try:
             if not all(each[2] for each in every) and not self._prepare(module, modules):
                 return self._whole(stock, ddp, args, kwargs, "no layer of it is divided")
@@ -124,36 +128,37 @@ class Members:
         except rows.Apart as error:  # of the model, which is the same on all ranks
             form.whole = True
             return self._whole(stock, ddp, args, kwargs, error)
-        run = functools.partial(self._divided, stock, ddp, batches, began)
-        if any(each[1] for each in every):
+        in_parts = any(len(batch.parts) > 1 for batch in batches)
+        run = functools.partial(self._divided, stock, ddp, batches, began, losses)
+        if any(each[1] for each in every) or losses and any(each[7][1] is None for each in every):
             self.trying = True
             try:
-                return self._tried(stock, ddp, modules, form, inputs[self.own], run, any(each[6] for each in every))
+                return form.watched(self._tried(stock, ddp, modules, form, inputs[self.own], run, in_parts, *_beside_first(losses, self.own)))
             finally:
                 self.trying = False
-        core.event_call(1, 0)
+        core.event_call(1, losses is not None)
         # Stages wait for each other within a backward pass, and one nested in it gives a parameter a gradient for each member's batch: sums, which come in one
         # order on all ranks, wait for its end.
         ddp.reducer.late = self.layout.stages > 1 or form.nested
         try:
-            return run()[0]
+            return form.watched(run()[0])
         except rows.Apart as error:
-            option = "CASTOR_MICROBATCHES" if any(each[6] for each in every) else "CASTOR_PP"
+            option = "CASTOR_MICROBATCHES" if in_parts or losses else "CASTOR_PP"
             raise core.GroupError(f"castor: {type(module).__name__} {error}, which it did not do in its first calls: run this script without {option}") from None
 
     def _split_of(self, module, arguments, form):
         """Of this rank's batch; None: it is one microbatch."""
-        if self._wanted < 2 or not form.in_parts:
+        if not self.layout.may_go_back_early or not form.in_parts:
             return None
         try:
             return member_batches.Split.of(module, arguments, form, self._wanted)
         except rows.Apart as error:
-            self._say_in_one(module, form, error, error.level)
+            form.in_parts = False
+            self._say_in_one(module, error, error.level)
             return None
 
     @staticmethod
-    def _say_in_one(module, form, why, level=2):
-        form.in_parts = False
+    def _say_in_one(module, why, level=2):
         core.log(level, f"CASTOR_MICROBATCHES: the batch of each rank is one microbatch ({type(module).__name__}: {why})".encode())
 
     def _whole(self, stock, ddp, args, kwargs, why):
@@ -186,8 +191,9 @@ class Members:
         before.put_back()
         return divides or self.layout.stages > 1
 
-    def _divided(self, stock, ddp, batches, began):
-        """(this rank's results, and of these what Batch.joined() says), of a call that computes all members' batches."""
+    def _divided(self, stock, ddp, batches, began, losses):
+        """(this rank's results, and of these what Batch.joined() says), of a call that computes all members' batches. losses: (path, gradient) of that of each
+        member, whose backward passes are run within the call; None: they are not."""
         of_each, ended, every = [batch.parts for batch in batches], [], []
         calls = [[functools.partial(self._computed, stock, ddp, *part) for part in parts] for parts in of_each]
         if self.layout.stages > 1:
@@ -195,8 +201,11 @@ class Members:
                 left = iter(results)
                 return [batch.joined([next(left) for _ in parts]) for batch, parts in zip(batches, of_each)]
 
-            microbatches = [(call, states) for parts, states in zip(calls, began) for call in parts]
-            every = self.stages.run(ddp.module, microbatches, join, sum(map(len, of_each[:self.own + 1])) - 1)
+            microbatches, passes = [(call, states) for parts, states in zip(calls, began) for call in parts], None
+            if losses is not None:
+                of = [one_f_one_b.OfBatch(batch.microbatches, gradient, member_batches.of_loss(number, path)) for number, (batch, (path, gradient)) in enumerate(zip(batches, losses))]
+                passes = self.stages.passes(ddp.module, of, boundary.makes_require_gradients(ddp.module))
+            every = self.stages.run(ddp.module, microbatches, join, sum(map(len, of_each[:self.own + 1])) - 1, passes)
         else:
             for batch, (call,), states in zip(batches, calls, began):
                 streams.restore(states)
@@ -251,9 +260,10 @@ class Members:
 
     # ---- trials
 
-    def _tried(self, stock, ddp, modules, form, own_inputs, run, in_parts):
+    def _tried(self, stock, ddp, modules, form, own_inputs, run, in_parts, loss, gradient):
         """Computes a call divided, undoes that, and computes it whole: what it returns. Are the results the same, and the gradients of all members? in_parts: some
-        members' batches are several microbatches."""
+        members' batches are several microbatches. loss: of which result, and with what gradient, the backward passes are run within the call; None: they are
+        not."""
         args, kwargs = own_inputs
         module, early, why, made, changes, totals, places = ddp.module, form.left > 0, "", None, {}, {}, {}
         before, given = contents.Snapshot(modules), contents.Given(own_inputs, own_inputs, keeps=True)
@@ -270,7 +280,7 @@ class Members:
         if self._all_well(why):
             changes = before.changed()
             with trial.unheard():
-                divided.go_back(made)
+                divided.go_back(made, loss, gradient)
             form.nested = divided.nested or divided.failed  # it may have them
             made = rows.mapped(made, lambda leaf, path: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
         given.put_back()
@@ -287,19 +297,33 @@ class Members:
         if self._all_well(why) and shares:
             after = contents.Snapshot(modules)
             with trial.unheard():
-                whole.go_back(result)
+                whole.go_back(result, loss, gradient)
             after.put_back()
             why = self._compared(divided, whole)
         whys = [each for each in self._told(why) if each]
         if not whys:
             form.left -= early and shares
             form.results |= places
-        elif in_parts:
-            self._say_in_one(module, form, whys[0] + ("" if early else _LATE), 2 if early else 1)
+            if loss is not None and form.early is None and shares:
+                form.early = True
+                core.log(3, f"the backward passes of a {type(module).__name__} are run within its calls (1F1B), so a stage keeps what at most "
+                            f"{self.layout.stages} microbatches save".encode())
+            if form.why_in_one:
+                self._say_in_one(module, form.why_in_one)
+                form.why_in_one = ""
+        elif loss is not None:
+            since = "" if form.early is None else _LATE
+            form.early, form.left = False, max(form.left, 1)
+            core.log(1 if since else 3, f"the backward passes of a {type(module).__name__} are not run within its calls, so a stage keeps what all microbatches save: "
+                                        f"{whys[0]}{since}".encode())
         elif early and self.layers.put_together(module):
             core.log(3, f"the outputs of each divided layer of a {type(module).__name__} are put together: where they stay divided, {whys[0]}".encode())
         elif self.layout.stages > 1 and not form.tried:
             form.tried = True
+        elif in_parts:
+            form.in_parts, form.why_in_one = False, early and whys[0]
+            if not early:
+                self._say_in_one(module, whys[0] + _LATE, 1)
         else:
             form.whole = True
             self._say_whole(module, whys[0] + ("" if early else _LATE), 2 if early else 1)
@@ -315,6 +339,30 @@ class Members:
 
 _WHOLE = "divided it has other results"  # which was said
 _LATE = ". That began after its first calls: since half as many calls as there were, results may differ"
+
+
+def _gone_back_from(form):
+    """Of the last two calls of a form: (path of the loss that the script went back from, and from nothing else; its gradients); None: that is not known."""
+    path = form.loss
+    form.gradients = [] if path is None else [*form.gradients[-1:], float(form.reached.gradients[path])]
+    return (path, form.gradients) if len(form.gradients) == 2 else None
+
+
+def _losses_gone_back_from(every):
+    """(path, gradient in the last call) of the loss of each member. None: of some that is not known, or they weigh otherwise beside each other in each call."""
+    if not all(every):
+        return None
+    before, last = zip(*(gradients for _, gradients in every))
+    steady = all(math.isfinite(g) and g for g in (*before, *last)) and one_f_one_b.are_one([g / b for g, b in zip(last, before)])
+    return list(zip((path for path, _ in every), last)) if steady else None
+
+
+def _beside_first(losses, own):
+    """(path, gradient beside the first member's) of a member's loss."""
+    if losses is None:
+        return None, 1.0
+    (_, first), (path, gradient) = losses[0], losses[own]
+    return path, gradient / first
 
 
 class _Result(torch.autograd.Function):
@@ -410,7 +458,7 @@ def install():
         return next((members.running[1] for members in _members.values() if members.running is not None), None)
 
     patching.replace("torch.nn.parallel.DistributedDataParallel._run_ddp_forward", wrap)
-    if core.options.pp > 1 and core.options.microbatches > core.options.tp * core.options.pp:
+    if 1 < core.options.pp < core.options.microbatches:
         member_batches.install()
         boundary.install_asking(division)
     reducer.at_sync.append(_place)

@@ -15,7 +15,6 @@ class Microbatches:
         self.parts = [division.part(number, count) for number in range(count)]
         self.places = dict(form.results)
         self._measures = {}  # (path, number): of losses whose graphs are gone
-        self._shares = {}  # path of a loss: that of each part's in the whole one
         self._weights, self._reference = {}, None  # number: the weight of its loss, beside that of the first one that counts anything
 
     def rows_of(self, arguments, part):
@@ -40,7 +39,7 @@ class Microbatches:
             place = self.places.setdefault(path, results.place_of(leaf, self.parts[0])) if isinstance(leaf, torch.Tensor) else None
             if place == results.LOSS:
                 self._division.sums[path] = sum(loss.item() for loss in leaves)
-                shares = self._shares[path] = self._shares_of(path, leaves)
+                shares = self._shares_of(path, leaves)
                 return sum(share * loss for share, loss in zip(shares, leaves) if share)
             if place is not None:
                 dimension, each = place
@@ -94,8 +93,8 @@ class Microbatches:
 
     @property
     def factor(self):
-        """What the losses of the results that were joined, times their weights, are to be multiplied with for the sum to be the whole loss."""
-        shares = self._shares[self.loss]
+        """What the losses of all parts, times their weights, are to be multiplied with for the sum to be the whole loss."""
+        shares = self._shares_of(self.loss, self.parts)
         factor = max(shares) / max(self._weights.values())
         if any(abs(share - factor * self._weights[number]) > _FAR * max(shares) for number, share in enumerate(shares)):
             raise rows.Apart("returns a loss whose parts weigh otherwise beside all others than beside one")

@@ -3,7 +3,13 @@ that the library computes (interpose/parallel/pipeline.h). So a stage keeps what
 
 The gradient that the script's backward() will begin with is not known within the call, and neither are the shares of the microbatches' losses, which depend on what
 all of them count. A pass begins with the last call's gradient times what is known of the share; the script's backward() gets the sums over the microbatches, times
-what that differs by. So the script must go back from the loss alone: Reached has seen that it did so after the last call."""
+what that differs by. So the script must go back from the loss alone: Reached has seen that it did so after the last call.
+
+In DDP scripts (members.py) a call has the batches of several ranks, each with a loss of its own. What a share is found to be multiplies the sum of a batch when it
+is complete; what the gradients differ by from the last call's must be one number for all of them."""
+import math
+import typing
+
 import torch
 
 from .. import core
@@ -11,6 +17,7 @@ from ..common import graph
 from ..process import events
 from . import rows, stage_link
 
+_ROUNDING = 1e-6  # of gradients that a script's ranks compute in single precision
 
 class Reached:
     """From which results of a call the script's backward passes went back. gradients: {path: the gradient of a loss; True: of another result}"""
@@ -52,16 +59,26 @@ class _Seen(torch.autograd.Function):
         return gradient, None, None
 
 
-class Passes:
-    """The backward passes of one call's microbatches on this stage. inputs: parameters. microbatches: what weighs their losses (microbatches.py). gradient: of the
-    loss, in the last call's backward pass. hooked: a hook makes outputs of layers require gradients, which are nobody's, where what comes before is frozen."""
+class OfBatch(typing.NamedTuple):
+    """A batch, whose microbatches follow each other. microbatches: what weighs their losses (microbatches.py); gradient: of the loss, in the last call's backward
+    pass; path: of the loss, in the results of the call."""
 
-    def __init__(self, layout, sent, inputs, microbatches, gradient, hooked):
+    microbatches: typing.Any
+    gradient: typing.Any
+    path: str
+
+
+class Passes:
+    """The backward passes of one call's microbatches on this stage. inputs: parameters. batches: an OfBatch each. hooked: a hook makes outputs of layers require
+    gradients, which are nobody's, where what comes before is frozen."""
+
+    def __init__(self, layout, sent, inputs, batches, hooked):
         self.layout, self.link, self.inputs = layout, stage_link.Link(layout, sent, "stages back"), inputs
-        self._microbatches, self._gradient, self._hooked = microbatches, gradient, hooked
+        self._batches, self._hooked = batches, hooked
+        self._of = [(batch, number) for batch in batches for number in range(len(batch.microbatches.parts))]
         self._begins, self._ends = {}, {}  # microbatch: the tensors that it begins with; what it ends with, and the gradients of that where they are known
-        self._sums, self._times = [None] * len(inputs), [0] * len(inputs)
-        self._begins_with = None  # what a loss of weight 1 begins with
+        self._own, self._total = _Sums(inputs), _Sums(inputs)  # of the batch that is gone back through; of all before it
+        self._begin_with = {}  # path of a loss: what one of weight 1 begins with, for each 1 of its share
 
     def begins(self, number, arrived):
         """The tensors that a microbatch begins with, of which the stage before waits for gradients."""
@@ -74,36 +91,45 @@ class Passes:
 
     def ends_with_loss(self, number, result):
         """Returns the result without its graph."""
-        loss, weight = self._microbatches.weigh(number, result)
-        if self._begins_with is None:
-            last = self._gradient.to(loss.device, loss.dtype)
-            self._begins_with = torch.where(torch.isfinite(last) & (last != 0), last, torch.ones_like(last)) * self._microbatches.guess
-        self._ends[number] = [loss], [self._begins_with * weight if weight else None]
+        batch, place = self._of[number]
+        loss, weight = batch.microbatches.weigh(place, result)
+        if batch.path not in self._begin_with:
+            last = torch.as_tensor(batch.gradient).to(loss.device, loss.dtype)
+            self._begin_with[batch.path] = torch.where(torch.isfinite(last) & (last != 0), last, torch.ones_like(last))
+        self._ends[number] = [loss], [self._begin_with[batch.path] * batch.microbatches.guess * weight if weight else None]
         return rows.mapped(result, lambda leaf, path: leaf.detach().requires_grad_() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf)
 
     def go_back(self, number, why):
         """The pass of a microbatch. why: the call has failed; returns why it has."""
-        (outputs, gradients), arrived = self._ends.pop(number, ((), None)), self._begins.pop(number, [])
+        (outputs, gradients), arrived, factor = self._ends.pop(number, ((), None)), self._begins.pop(number, []), None
         if not self.layout.is_last:
-            failed, nesting, tensors = self.link.receive(self.layout.stage + 1)
+            (failed, factor), nesting, tensors = self.link.receive(self.layout.stage + 1)
             why, gradients = why or failed, stage_link.filled(nesting, tensors)
         made = [None] * (len(self.inputs) + len(arrived))
         pairs = [pair for pair in zip(outputs, gradients or ()) if pair[1] is not None]
-        if pairs and not why:
+        if not why:
             try:
-                made = self._made(*zip(*pairs), arrived)
+                if pairs:
+                    made = self._made(*zip(*pairs), arrived)
+                if self.layout.is_last:
+                    factor = self._factor_after(number)
             except core.GroupError:
                 raise
+            except rows.Apart as error:
+                why = str(error)
             except Exception as error:  # of a checkpoint that asks for the script's own pass, perhaps
                 why = f"its backward pass within the call raises {type(error).__name__}: {error}"
-        self._add(made[:len(self.inputs)])
+        self._own.add(made[:len(self.inputs)])
         if self.layout.stage:
-            self.link.send(self.layout.stage - 1, why, made[len(self.inputs):])
+            self.link.send(self.layout.stage - 1, (why, factor), made[len(self.inputs):])
+        if factor is not None and not why:
+            self._own.multiply(factor)
+            self._total.take(self._own)
         return why
 
     def _made(self, outputs, gradients, arrived):
         others = []  # behind which a reentrant checkpoint's parameters may be, that autograd does not see
-        if self._hooked or not any(self._times):  # the first one
+        if self._hooked or not self._total.any and not self._own.any:  # the first one
             others = graph.leaves_but(outputs, (*self.inputs, *arrived))
             if others and not self._hooked:
                 raise RuntimeError("a gradient comes to a tensor that is no parameter of it")
@@ -112,30 +138,62 @@ class Passes:
             raise RuntimeError("a function of the script's runs a backward pass of its own")
         return made[:len(made) - len(others)]
 
-    def _add(self, made):
-        for number, gradient in enumerate(made):
-            if gradient is not None:
-                self._times[number] += 1
-                if self._times[number] == 1:
-                    self._sums[number] = gradient  # which may be another's, too
-                elif self._times[number] == 2:
-                    self._sums[number] = self._sums[number] + gradient
-                else:
-                    self._sums[number].add_(gradient)
+    def _factor_after(self, number):
+        """What the sum of a batch is to be multiplied with, after its last microbatch; None: others follow."""
+        batch, place = self._of[number]
+        return batch.microbatches.factor / batch.microbatches.guess if place == len(batch.microbatches.parts) - 1 else None
 
     @property
-    def ratio(self):
-        """On the last stage, when the results are joined: what the sums are to be multiplied with for each 1 of the whole loss's gradient."""
-        return self._microbatches.factor / self._begins_with
+    def ratios(self):
+        """On the last stage: what the sums are to be multiplied with for each 1 of the gradient of each batch's loss."""
+        return [1 / self._begin_with[batch.path] for batch in self._batches]
 
-    def given(self, results, ratio, any_leaf):
-        """The results, as all stages have them, of the tensors that require gradients; ratio: that of the last stage. Their backward pass gives the sums."""
-        of_loss = next(leaf for leaf, path in rows.leaves(results) if path == self._microbatches.loss)
+    def given(self, results, ratios, any_leaf):
+        """The results, as all stages have them, of the tensors that require gradients; ratios: those of the last stage. Their backward pass gives the sums."""
+        losses = {path: leaf for leaf, path in rows.leaves(results)}
         needing = rows.needing_gradients(results)
-        sums = [_Sum.apply(p, total) for p, total in zip(self.inputs, self._sums) if total is not None]
-        self._sums = None
-        place = next(number for number, leaf in enumerate(needing) if leaf is of_loss)
-        return rows.exchanged(results, needing, _Given.apply(any_leaf, ratio * self.layout.stages, place, len(needing), *needing, *sums))
+        sums = [_Sum.apply(p, total) for p, total in zip(self.inputs, self._total.tensors) if total is not None]
+        self._total = None
+        places = [next(number for number, leaf in enumerate(needing) if leaf is losses[batch.path]) for batch in self._batches]
+        ratios = [ratio * self.layout.stages for ratio in ratios]
+        return rows.exchanged(results, needing, _Given.apply(any_leaf, ratios, places, len(needing), *needing, *sums))
+
+
+class _Sums:
+    """Gradients of `inputs`, added up. Of a tensor that was added to none yet, autograd may hold others' gradients in the same memory."""
+
+    def __init__(self, inputs):
+        self.tensors, self._is_own = [None] * len(inputs), [False] * len(inputs)
+
+    @property
+    def any(self):
+        return any(tensor is not None for tensor in self.tensors)
+
+    def add(self, made):
+        for number, gradient in enumerate(made):
+            if gradient is not None:
+                self._add(number, gradient, False)
+
+    def take(self, other):
+        """All that the other one has."""
+        for number, tensor in enumerate(other.tensors):
+            if tensor is not None:
+                self._add(number, tensor, other._is_own[number])
+                other.tensors[number] = None
+
+    def _add(self, number, gradient, is_own):
+        tensor = self.tensors[number]
+        if tensor is None:
+            self.tensors[number], self._is_own[number] = gradient, is_own
+        elif self._is_own[number]:
+            tensor.add_(gradient)
+        else:
+            self.tensors[number], self._is_own[number] = tensor + gradient, True
+
+    def multiply(self, factor):
+        for number, tensor in enumerate(self.tensors):
+            if factor != 1 and tensor is not None:
+                self.tensors[number], self._is_own[number] = tensor.mul_(factor) if self._is_own[number] else tensor * factor, True
 
 
 class _Sum(torch.autograd.Function):
@@ -154,20 +212,32 @@ class _Sum(torch.autograd.Function):
 
 
 class _Given(torch.autograd.Function):
-    """The results, of which one is the loss; behind it the sums."""
+    """The results, of which some are the losses; behind them the sums."""
 
     @staticmethod
-    def forward(ctx, any_leaf, ratio, place, count, *tensors):
+    def forward(ctx, any_leaf, ratios, places, count, *tensors):
         ctx.set_materialize_grads(False)
-        ctx.ratio, ctx.place, ctx.sums = ratio, place, [t.device for t in tensors[count:]]
+        ctx.ratios, ctx.places, ctx.sums = ratios, places, [t.device for t in tensors[count:]]
         return tuple(t.detach() for t in tensors[:count])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        if any(gradient is not None for place, gradient in enumerate(gradients) if place != ctx.place):
+        if any(gradient is not None for place, gradient in enumerate(gradients) if place not in ctx.places):
             raise core.GroupError("castor: the script goes back from more than the loss that the model returns, which it did not do after the calls before, so the "
                                   "model's gradients were made within the call: set CASTOR_MICROBATCHES to CASTOR_PP or less")
-        loss = gradients[ctx.place]
-        factors = [None if loss is None else (loss.double() * ctx.ratio.to(loss.device)).to(device) for device in ctx.sums]
-        return (None, None, None, None, *(None for _ in gradients), *factors)
+        losses = [gradients[place] for place in ctx.places]
+        found = [loss.double() * ratio.to(loss.device) for loss, ratio in zip(losses, ctx.ratios) if loss is not None]
+        if not found:
+            return (None,) * (4 + len(gradients) + len(ctx.sums))
+        if len(found) < len(losses) or len(found) > 1 and not are_one(list(map(float, found))):
+            raise core.GroupError("castor: the losses of the ranks that have a model together weigh otherwise beside each other than in the calls before, so the "
+                                  "model's gradients, which were made within the call, are wrong: set CASTOR_MICROBATCHES to CASTOR_PP or less")
+        return (None, None, None, None, *(None for _ in gradients), *(found[0].to(device) for device in ctx.sums))
+
+
+def are_one(values):
+    """Whether they are one number, but for rounding; what is not finite is it if all are so (a loss scale that is too large)."""
+    if not all(map(math.isfinite, values)):
+        return not any(map(math.isfinite, values))
+    return max(values) - min(values) <= _ROUNDING * max(map(abs, values))

@@ -140,9 +140,9 @@ class Stages:
         if self._link is not None:
             self._link.abandon(self.layout.stage)
 
-    def passes(self, module, microbatches, gradient, hooked):
+    def passes(self, module, batches, hooked):
         """Those of a call, for run()."""
-        return one_f_one_b.Passes(self.layout, self._sent, backward_trial.inputs_of(module.named_modules(), ()), microbatches, gradient, hooked)
+        return one_f_one_b.Passes(self.layout, self._sent, backward_trial.inputs_of(module.named_modules(), ()), batches, hooked)
 
     def run(self, module, microbatches, join, own=-1, passes=None):
         """The results of a call, the same on all ranks of a replica. microbatches: (call(within=): the model's forward, in a context; the generators' states that it
@@ -188,6 +188,8 @@ class _Call:
                     result = self.passes.ends_with_loss(number, result)
             except core.GroupError:
                 raise
+            except rows.Apart as error:
+                self.why = str(error)
             except Exception as error:  # of the forward, on this stage: the others wait for it
                 self.why = re.split(": (?:such )?a model that|: such a model|; use pp_size", f"{type(error).__name__}: {error}".removeprefix("RuntimeError: castor: "))[0]
         if layout.is_last:
@@ -213,16 +215,16 @@ class _Call:
 
     def results_of_all(self, join, own):
         """The last stage gives the results to the others."""
-        layout, link, ratio = self.layout, self.link, None
+        layout, link, ratios = self.layout, self.link, None
         if layout.is_last:
             whole = None
             if not self.why:
                 try:
-                    whole, ratio = join(self.results), self.passes and self.passes.ratio
+                    whole, ratios = join(self.results), self.passes and self.passes.ratios
                 except Exception as error:  # the others wait
                     self.why = str(error).removeprefix("castor: ")
             for stage in range(layout.stages - 1):
-                link.send(stage, (self.why, self.ended), (whole, ratio))
+                link.send(stage, (self.why, self.ended), (whole, ratios))
             link.drain()
         else:
             link.drain()
@@ -235,8 +237,8 @@ class _Call:
             if not layout.is_last:
                 for n in _needing_gradients(nesting):
                     tensors[n].requires_grad_()
-                whole, ratio = filled(nesting, tensors)
-            return self.passes.given(whole, ratio, self.leaf)
+                whole, ratios = filled(nesting, tensors)
+            return self.passes.given(whole, ratios, self.leaf)
         if layout.is_last:
             needing = rows.needing_gradients(whole)
             return rows.exchanged(whole, needing, _Counted.apply(float(layout.stages), *needing)) if needing else whole

@@ -30,12 +30,22 @@ class Form:
         self.nested = False  # its graph has passes of their own, such as reentrant checkpoints
         self.sums = set()  # paths of losses in the result that are sums over rows, or divided by what the whole batch has
         self.in_parts = True  # a rank's batch may be computed as several microbatches, in DDP scripts (members.py)
+        self.why_in_one = ""  # why it is not, which is to be said if such calls are divided at all
         self.watches = watches
         self.reached = None  # from which results of the last call the script went back (one_f_one_b.Reached), if that is to be known
+        self.gradients = []  # numbers: those of the loss in the last two backward passes
         self.early = None  # backward passes may be run within such calls; None: that is not known yet
         self.arguments = None  # {path: the dimension of rows, or None}; later lengths may be the batch's by chance
         self.results = {}  # {path: where its rows are}
         self.counts = {}  # {path: value} of whole numbers in the result
+
+    @property
+    def loss(self):
+        """Of the results of a call that begins now: whose gradient alone the script will ask for, as it did after the last one, so that the call may run the
+        backward passes of its microbatches; None: they are left to the script's."""
+        if self.early is False or not core.options.audit or self.reached is None or not torch.is_grad_enabled():
+            return None
+        return self.reached.loss
 
     def watched(self, result):
         """The result of a call, of which it is to be known what the script goes back from."""

@@ -349,8 +349,13 @@ TEST(PlanCost, ReplicasAreOnSeveralNodes) {
     /* A stage on each node: for each of four batches, activations of both ranks, and their gradients. */
     made.tp = made.pp = 2;
     made.micro = 4;
-    EXPECT_EQ(cost_of(model, cluster, made).sent[PLAN_WAY_NETWORK],
-              bytes + UINT64_C(16) * 32 * 64 * 4 * 2 * 2);
+    cost = cost_of(model, cluster, made);
+    EXPECT_EQ(cost.sent[PLAN_WAY_NETWORK], bytes + UINT64_C(16) * 32 * 64 * 4 * 2 * 2);
+    made.micro = 8; /* parts of them: as many bytes, and stages wait less */
+    plan_cost parts = cost_of(model, cluster, made);
+    EXPECT_EQ(parts.sent[PLAN_WAY_NETWORK], cost.sent[PLAN_WAY_NETWORK]);
+    EXPECT_LT(parts.seconds[PLAN_TERM_IDLE], cost.seconds[PLAN_TERM_IDLE]);
+    EXPECT_LT(parts.activation_bytes, cost.activation_bytes);
     made.tp = 4; /* parts of layers on both */
     made.pp = 1;
     EXPECT_EQ(plan_cost_of(&model, &cluster, &made, &cost), CASTOR_ERR_ARGUMENT);
@@ -527,13 +532,16 @@ TEST(PlanOutput, AccumulationGoesIntoTheCommand) {
                  "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_MICROBATCHES=8 "
                  "--set CASTOR_ZERO_STAGE=1 --nproc 4 -- python train.py");
     cluster.nodes = 2;
-    p.choice.own_batches = true; /* of four ranks, twice */
+    p.choice.own_batches = true; /* of four ranks, two parts each */
     p.choice.dp = 2;
     plan_command_line(&model, &cluster, &p, command, sizeof command);
     EXPECT_STREQ(command,
-                 "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_ACCUMULATE=2 "
+                 "castor run --plugin hybrid --set CASTOR_TP=2 --set CASTOR_PP=2 --set CASTOR_MICROBATCHES=8 "
                  "--set CASTOR_ZERO_STAGE=1 -- torchrun --nnodes 2 --node-rank RANK --nproc-per-node 4 "
                  "--master-addr ADDRESS train_ddp.py");
+    p.choice.pp = 1; /* of two ranks, four times */
+    plan_command_line(&model, &cluster, &p, command, sizeof command);
+    EXPECT_NE(strstr(command, "--set CASTOR_TP=2 --set CASTOR_ACCUMULATE=4 "), nullptr) << command;
     cluster.nodes = 1;
     p = {choice(CASTOR_PLUGIN_NONE, 2), {}, ""}; /* --nproc needs a plugin */
     plan_command_line(&model, &cluster, &p, command, sizeof command);
