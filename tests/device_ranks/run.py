@@ -439,6 +439,17 @@ class OneProcess(unittest.TestCase):
         self.assertEqual(lines, plain, errors)
         self.assertEqual(calls, [2, 2])
 
+    @runner.long
+    @unittest.skipIf(GPU, "a device of this machine has more memory")
+    def test_stages_keep_what_few_microbatches_of_ranks_save(self):
+        """The same of two ranks: a stage has the batches of both, 48 MiB, and would save 288 MiB of them."""
+        plain, _ = job(None, 2, "single.py", "deep")
+        lines, errors, calls = run("hybrid", [*on_devices(2, "--memory", "208M"), *runner.ranks(2)], "single.py", "deep",
+                                   settings=["CASTOR_PP=2", "CASTOR_MICROBATCHES=8"],
+                                   reported=lambda report: [rank["calls_1f1b"] for rank in report["ranks"]])
+        self.assertEqual(sorted(lines), sorted(plain), errors)
+        self.assertEqual(calls, [3, 3])
+
     def test_more_ranks_than_devices(self):
         self.assertIn("3 ranks share 1 device", self.compare("small", "gemini", 3, 1))
 

@@ -62,9 +62,16 @@ class Deep(nn.Module):
 
 
 def deep():
-    model = Deep().cuda()
+    """Of ranks as well, with DistributedDataParallel, where torchrun has started them."""
+    model = Deep()
+    if "RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group("nccl")
+        model = nn.parallel.DistributedDataParallel(model.cuda())
+        torch.manual_seed(1 + torch.distributed.get_rank())
+    model.cuda()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(4):
+    for _ in range(6 if torch.distributed.is_initialized() else 4):
         loss = model(torch.randn(3 << 14, 64).cuda(), torch.randn(3 << 14, 64).cuda())
         optimizer.zero_grad()
         loss.backward()

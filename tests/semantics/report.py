@@ -12,18 +12,17 @@ OUTCOMES = ("equal", "order of sums", "refused", "left to PyTorch", "differs by 
 
 PAGE = """# Unmodified scripts under Castor
 
-Made by `tests/semantics/run.py --full --markdown docs/semantics.md`; do not edit. Each row by itself, with its difference, its tolerance and
-the whole message, is in `build/semantics/rows.md`, which every run with `--full` writes, that of `make test-all` too.
+Made by `tests/semantics/run.py --full --markdown docs/semantics.md`; do not edit. Each row by itself, with its difference, its tolerance and the whole message, is in
+`build/semantics/rows.md`, which every run with `--full` writes, that of `make test-all` too.
 
-Every script of `tests/scripts` runs twice: with plain PyTorch (DDP scripts under torchrun, single-process scripts in one process) and under
-`castor run --plugin P` with 2 and with 4 ranks. A script has several rows: its cases, and the same cases with other options. The comparison
-covers what each rank sees at each step: printed text, losses, gradients, parameters, optimizer states, buffers, and the files that the
-script wrote, with names, sizes and contents.
+Every script of `tests/scripts` runs twice: with plain PyTorch (DDP scripts under torchrun, single-process scripts in one process) and under `castor run --plugin P` with 2
+and with 4 ranks. A script has several rows: its cases, and the same cases with other options. The comparison covers what each rank sees at each step: printed text, losses,
+gradients, parameters, optimizer states, buffers, and the files that the script wrote, with names, sizes and contents.
 
-*Equal*: every byte is equal. *Order of sums*: sums in another order differ in their last bits, and the tolerance of the row bounds the
-difference (`tests/semantics/expect.py`). *Refused*: Castor ends the job with one line of advice. *Left to PyTorch*: PyTorch's own reducer
-synchronizes the gradients; the results are equal within the tolerance all the same. *Differs by design*: the row names the difference that
-must be there, or only the ranks are compared with each other. *Not run*: the row is in the suite now and has not been run; one that has left it still counts.
+*Equal*: every byte is equal. *Order of sums*: sums in another order differ in their last bits, and the tolerance of the row bounds the difference
+(`tests/semantics/expect.py`). *Refused*: Castor ends the job with one line of advice. *Left to PyTorch*: PyTorch's own reducer synchronizes the gradients; the results are
+equal within the tolerance all the same. *Differs by design*: the row names the difference that must be there, or only the ranks are compared with each other. *Not run*: the
+row is in the suite now and has not been run; one that has left it still counts.
 `a / b`: so many rows with 2 and with 4 ranks. A row that stays one process counts in both. Under `none` nothing depends on the number.
 
 """

@@ -53,7 +53,7 @@ DIVIDED = {
     "divided_ddp.py": ("gpt_adamw_clipped", "dropout_within_blocks", "recomputed", "accumulated", "evaluated_by_rank_0", "counts_its_calls", "two_models"),
 }
 BOTH_WAYS = [f"{case}: TP=2 PP=2" for case in ("gpt_adamw_clipped", "dropout_within_blocks", "hf_gpt2")]
-IN_1F1B = ("masked_and_scaled", "hf_gpt2")  # in place of these:
+IN_1F1B = {"divided.py": ("masked_and_scaled", "hf_gpt2"), "divided_ddp.py": ("masked_and_scaled",)}  # in place of these:
 NOT_IN_TURN = ("evaluated: PP=2", "hf_gpt2: PP=2")
 OF_STAGES = ("wide_blocks",)  # whose other layouts show what smaller models do
 
@@ -64,7 +64,7 @@ def stays(plugin, ranks, row, place, first):
     if row.expect.plugin and row.case in OF_STAGES:
         return plugin == "gemini" and row.title.endswith(": PP=2") and ranks == 2
     if "MICROBATCHES" in row.title:
-        return plugin == "gemini" and row.case in IN_1F1B and ranks == 2
+        return plugin == "gemini" and row.case in IN_1F1B[row.script] and ranks == 2
     if row.expect.plugin:
         return plugin == "gemini" and row.title not in NOT_IN_TURN and row.case in DIVIDED[row.script] and (ranks == 2 or row.script == "divided.py" and row.title in BOTH_WAYS)
     if plugin != "gemini":

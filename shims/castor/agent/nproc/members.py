@@ -20,6 +20,7 @@ import torch.distributed as dist
 from .. import core, patching
 from ..backward import reducer
 from ..common import store, traced
+from ..device import activations
 from ..device_ranks import pages
 from ..nodes import grouping
 from ..process import events
@@ -271,7 +272,7 @@ class Members:
         divided = backward_trial.Pass(inputs, self.stages.abandon, self.layout.stages == 1)
         whole = backward_trial.Pass(inputs)
         try:
-            with trial.unheard():
+            with trial.unheard(), activations.leaving_if_short(module) if self.layout.may_go_back_early else contextlib.nullcontext():
                 made, totals, places = run()
         except rows.Apart as error:
             why = str(error)
@@ -288,7 +289,8 @@ class Members:
         if lost:
             raise core.GroupError(f"castor: {type(module).__name__} changes {lost[0]} in its forward, which is too large to be kept for a trial: run this "
                                   "script without CASTOR_TP and CASTOR_PP, or set CASTOR_AUDIT=0")
-        result = stock(ddp, *args, **kwargs)
+        with activations.leaving_if_short(module):  # those of the whole model, of which this device may have a part
+            result = stock(ddp, *args, **kwargs)
         sums = len(form.sums)
         made = trial.added(made, result, totals, form.sums)
         why = why or (trial.difference(made, result, early) or trial.difference(changes, before.changed(), early, "changes what it holds in another way")).replace(
