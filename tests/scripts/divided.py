@@ -132,12 +132,14 @@ def calls_that_nobody_goes_back_from(log):
 
 @record.case
 def masked_and_scaled(log):
-    """Microbatches that count other numbers of targets, one of them none, and a loss that is scaled."""
+    """Microbatches that count other numbers of targets, one of them none, once all of them, and a loss that is scaled."""
 
     def loss_of(model, step):
         targets = tokens(step + 1000)
         targets[1, : 1 + 2 * step] = -100
         targets[step % 4] = -100
+        if step == 4:
+            targets[:] = -100
         return model(tokens(step), targets)[1] * 3.0**step
 
     train(log, gpt(), loss_of, lambda parameters: torch.optim.SGD(parameters, lr=1e-3))

@@ -16,6 +16,7 @@ class Microbatches:
         self.places = dict(form.results)
         self._measures = {}  # (path, number): of losses whose graphs are gone
         self._weights, self._reference = {}, None  # number: the weight of its loss, beside that of the first one that counts anything
+        self._counts_nothing = False  # none of them does
 
     def rows_of(self, arguments, part):
         """(args, kwargs) with the rows of a part of this replica's rows."""
@@ -79,7 +80,7 @@ class Microbatches:
         if self._reference is None:
             if counts_nothing and number < len(self.parts) - 1:
                 return 0.0
-            self._reference = number, row
+            self._reference, self._counts_nothing = (number, row), counts_nothing
             return 1.0
         of, row_of = self._reference
         sizes = [self.parts[of].size, self.parts[number].size]
@@ -95,6 +96,8 @@ class Microbatches:
     def factor(self):
         """What the losses of all parts, times their weights, are to be multiplied with for the sum to be the whole loss."""
         shares = self._shares_of(self.loss, self.parts)
+        if self._counts_nothing:  # shares of nothing: what the gradient of such a loss is, zeros or no numbers, the last one's is
+            return self.guess
         factor = max(shares) / max(self._weights.values())
         if any(abs(share - factor * self._weights[number]) > _FAR * max(shares) for number, share in enumerate(shares)):
             raise rows.Apart("returns a loss whose parts weigh otherwise beside all others than beside one")
