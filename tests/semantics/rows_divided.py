@@ -49,6 +49,7 @@ OF_LOSSES_OF_RANKS = (
 ).split()
 WHOLE_OF_RANKS = {
     **{case: WHOLE[case] for case in ("batch_norms", "frozen_first_blocks", "recomputed_by_its_own", "remembers_each_block")},
+    "asks_for_gradients_within": {"TP": r"computed whole on every rank.*\(Asking: its backward pass makes other gradients"},
     "counts_its_calls": {"": r"computed whole on every rank.*\(Counting: "},
     "gradients_of_arguments": {"": r"computed whole on every rank.*\(Perceptrons: gets an argument that requires a gradient"},
     "hooks_of_the_script": {"": r"computed whole on every rank.*\(Perceptrons: a hook of the script looks into blocks.1"},
@@ -67,7 +68,7 @@ def row_of(case, layout, ranks, whole, of_losses):
     says, refused = (next((pattern for part, pattern in those.get(case, {}).items() if part in layout), "") for those in (whole, REFUSED))
     expect = adaptive if case in ADAPTIVE else like(sgd, tolerance=replace(CANCELS, floor=1e-6)) if case in OF_KEYS else sgd
     early, divided = not says and not refused and "MICROBATCHES" in layout and case in of_losses, not says
-    if case in IN_ONE and "MICROBATCHES" in layout:
+    if not says and case in IN_ONE and "MICROBATCHES" in layout:
         says = rf"CASTOR_MICROBATCHES: the batch of each rank is one microbatch \({IN_ONE[case]}: "
     return like(expect, plugin="hybrid", only_ranks=ranks, options=options, says=says, exact_at_2=False, divided=divided, in_1f1b=early, refused=refused)
 
