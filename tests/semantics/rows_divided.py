@@ -42,14 +42,14 @@ IN_PARTS = (
     "masked_and_scaled a_rank_without_targets sum_of_losses mean_of_elements losses_of_samples losses_weighed_by_rank losses_weighed_anew losses_weighed_anew_late "
     "logits_are_used_late asks_for_gradients_within noise_of_samples samples_beside_each_other results_of_other_kinds one_row scaled_by_a_scaler"
 ).split()
-IN_ONE = {"asks_for_gradients_within": "Asking", "samples_beside_each_other": "Contrasting"}  # microbatch
+IN_ONE = {"samples_beside_each_other": "Contrasting"}  # microbatch
 OF_LOSSES_OF_RANKS = (
     "gpt_adamw_clipped batches_of_other_sizes hf_gpt2 hf_llama hf_bert hf_t5 accumulated evaluated_by_rank_0 parameters_in_the_loss masked_and_scaled "
     "a_rank_without_targets sum_of_losses mean_of_elements losses_of_samples losses_weighed_by_rank results_of_other_kinds one_row scaled_by_a_scaler"
 ).split()
 WHOLE_OF_RANKS = {
     **{case: WHOLE[case] for case in ("batch_norms", "frozen_first_blocks", "recomputed_by_its_own", "remembers_each_block")},
-    "asks_for_gradients_within": {"TP": r"computed whole on every rank.*\(Asking: its backward pass makes other gradients"},
+    "asks_for_gradients_within": {"": r"computed whole on every rank.*\(Asking: asks for gradients inside of it"},
     "counts_its_calls": {"": r"computed whole on every rank.*\(Counting: "},
     "gradients_of_arguments": {"": r"computed whole on every rank.*\(Perceptrons: gets an argument that requires a gradient"},
     "hooks_of_the_script": {"": r"computed whole on every rank.*\(Perceptrons: a hook of the script looks into blocks.1"},

@@ -444,7 +444,7 @@ def install_checkpoint(recomputed, in_stages):
 
 
 def install_asking(division):
-    """division(): of the call that runs, if there is one: that gradients inside of it were asked for is noted there."""
+    """division(): of the call that runs, if there is one: that gradients inside of it were asked for is noted there, as `hooked`."""
 
     def wrap(stock):
         @functools.wraps(stock)

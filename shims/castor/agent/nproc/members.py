@@ -42,6 +42,7 @@ class Members:
         self.trying = False  # a call, with its backward pass
         self._calls = 0
         self.running = None  # (the module whose call is divided just now, the division of its batch that runs; None: it is not divided)
+        self.hooked = False  # the script wants to see, or change, gradients inside of that call
         self._wanted = -(-core.options.microbatches // self.layout.copies)  # microbatches of a member's batch
 
     # ---- what members tell each other
@@ -195,7 +196,7 @@ class Members:
     def _divided(self, stock, ddp, batches, began, losses):
         """(this rank's results, and of these what Batch.joined() says), of a call that computes all members' batches. losses: (path, gradient) of that of each
         member, whose backward passes are run within the call; None: they are not."""
-        of_each, ended, every = [batch.parts for batch in batches], [], []
+        of_each, ended, every, self.hooked = [batch.parts for batch in batches], [], [], False
         calls = [[functools.partial(self._computed, stock, ddp, *part) for part in parts] for parts in of_each]
         if self.layout.stages > 1:
             def join(results):
@@ -213,6 +214,8 @@ class Members:
                 every.append(batch.joined([call()]))
                 ended.append(streams.states())
             streams.restore(ended[self.own])
+        if self.hooked:
+            raise rows.Apart("asks for gradients inside of it, of which each rank has others")
         _, *said = every[self.own]
         return self._given(ddp, [results for results, *_ in every]), *said
 
@@ -220,10 +223,7 @@ class Members:
         if division is not None:
             division.local_batch.look_at((args, kwargs))
         with self._within(ddp.module, division), within():
-            result = stock(ddp, *args, **kwargs)
-        if division is not None and division.hooked:
-            raise rows.Apart("asks for gradients inside of it, of which each microbatch has some rows")
-        return result
+            return stock(ddp, *args, **kwargs)
 
     @contextlib.contextmanager
     def _within(self, module, division):
@@ -456,13 +456,10 @@ def install():
 
         return traced.unless_compiled(_run_ddp_forward, stock, in_graphs=True)
 
-    def division():
-        return next((members.running[1] for members in _members.values() if members.running is not None), None)
-
     patching.replace("torch.nn.parallel.DistributedDataParallel._run_ddp_forward", wrap)
     if 1 < core.options.pp < core.options.microbatches:
         member_batches.install()
-        boundary.install_asking(division)
+    boundary.install_asking(lambda: next((members for members in _members.values() if members.running is not None), None))
     reducer.at_sync.append(_place)
     boundary.install_checkpoint(lambda function: functools.reduce(lambda made, members: members.recomputed(made), _members.values(), function),
                                 lambda: any(members.running is not None and members.layout.stages > 1 for members in _members.values()))
