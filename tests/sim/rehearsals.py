@@ -104,9 +104,8 @@ def test_ranks_that_call_different_collectives(beside=None):
     own.says("the collectives do not match: number 12 of process group 0: rank 0 called allreduce of 4 B, rank 1 called broadcast of 4 B")
 
 
-def in_stages(*options):
-    own = Rehearsal("stages.py", "--devices", "2", "--memory", "1G", "--plugin", "hybrid", "--nproc", "2", "--set", "CASTOR_PP=2", "--set", "CASTOR_MICROBATCHES=4",
-                    *options)
+def in_stages(*options, start=("--nproc", "2"), **how):
+    own = Rehearsal("stages.py", "--devices", "2", "--memory", "1G", "--plugin", "hybrid", *start, "--set", "CASTOR_PP=2", "--set", "CASTOR_MICROBATCHES=4", *options, **how)
     assert own.status == 0, own.errors
     own.says("it runs, and fits in 1.0 GiB", "those of all ranks match")
     assert "computed whole" not in own.said, own.said
@@ -124,9 +123,22 @@ def test_a_model_in_stages_without_numbers():
 def long_a_model_in_stages():
     own, other = in_stages(), test_a_model_in_stages_without_numbers()
     own.has_losses_of(on_the_cpu("stages.py"), 1e-5)
-    for rank in (0, 1):
-        assert abs(other.peak(rank)["peak"] / own.peak(rank)["peak"] - 1) < 0.01, (own.ranks, other.ranks)
-        assert [other.peak(rank)[part] for part in ("param", "grad", "optim")] == [own.peak(rank)[part] for part in ("param", "grad", "optim")], (own.ranks, other.ranks)
+    have_the_same_peaks(own, other, (0, 0))
+
+
+def long_ranks_with_a_model_in_stages():
+    """In 1F1B from the fourth call on."""
+    own, other = (in_stages(*options, start=(), ranks=2) for options in ((), ("--no-numbers",)))
+    have_the_same_peaks(own, other, (0, 1))
+    assert [rank["calls_1f1b"] for rank in own.ranks] == [rank["calls_1f1b"] for rank in other.ranks] == [2, 2], (own.ranks, other.ranks)
+
+
+def have_the_same_peaks(own, other, devices):
+    """devices: of each rank."""
+    for rank, device in enumerate(devices):
+        one, two = own.peak(rank, device), other.peak(rank, device)
+        assert abs(two["peak"] / one["peak"] - 1) < 0.01, (one, two)
+        assert [two[part] for part in ("param", "grad", "optim")] == [one[part] for part in ("param", "grad", "optim")], (one, two)
 
 
 def long_ranks_that_differ_in_what_a_trace_has_not():

@@ -59,7 +59,7 @@ def all_runs():
         Run("torch", "inside_torch.py", two, tests=15),
         Run("simulate", "simulates.py", tests=5),
         Run("rehearsals", "rehearsals.py", arguments=("{build}",), tests=3),
-        *([Run("long rehearsals", "rehearsals.py", arguments=("{build}", "all"), tests=14, seconds=1200)] if runner.LENGTH == "all" else []),
+        *([Run("long rehearsals", "rehearsals.py", arguments=("{build}", "all"), tests=15, seconds=1200)] if runner.LENGTH == "all" else []),
         Run("link", "inside_link.py", {**two, "link_bandwidth": "1G"}, tests=4),
         Run("numbers", "inside_numbers.py", {**two, "numbers": True}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:1"}, tests=19),
         Run("kernels", "inside_kernels.py", {**two, "numbers": True}, {"SIM_KERNELS": "{build}/bin/sim/libcastor_bodies.so"}, tests=12,

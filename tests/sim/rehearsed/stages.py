@@ -1,4 +1,6 @@
-"""A chain of blocks whose model returns the loss, made on the device."""
+"""A chain of blocks whose model returns the loss, made on the device; with DistributedDataParallel where torchrun has started ranks."""
+import os
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -29,11 +31,17 @@ class Chain(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
+of_ranks = "RANK" in os.environ
 torch.manual_seed(0)
+if of_ranks:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
 with torch.device(device):
     model = Chain()
+if of_ranks:
+    model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for _ in range(3):
+for _ in range(5 if of_ranks else 3):
     tokens = torch.randint(0, VOCABULARY, (8, 64)).to(device)
     loss = model(tokens, tokens.roll(-1, 1))
     optimizer.zero_grad()

@@ -38,10 +38,14 @@ def tensor_at(address, like, on_free=None):
 _ours = weakref.WeakValueDictionary()  # by address, the memory of tensor_at's tensors
 
 
+def holds_numbers(t):
+    """Whether what its device has computed says something: in a rehearsal without numbers it computes nothing, or products alone."""
+    return core.options.rehearse_numbers or not t.is_cuda
+
+
 def differ(a, b):
-    """Whether elements of two tensors of one shape differ (NaNs do). This one and the next ask for what is not the rule: in a rehearsal without numbers all that a
-    device has computed reads as zeros."""
-    return bool((a != b).any())
+    """Whether elements of two tensors of one shape differ (NaNs do). This one and the next ask for what is not the rule, and so do rehearsals without numbers."""
+    return holds_numbers(a) and bool((a != b).any())
 
 
 def not_finite(t):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from .. import core, patching
 from ..backward import reducer
-from ..common import store, traced
+from ..common import store, tensors, traced
 from ..device import activations
 from ..device_ranks import pages
 from ..nodes import grouping
@@ -179,6 +179,8 @@ class Members:
         in the first calls, and in ever fewer."""
         some = list(module.parameters())
         if some[0].is_cuda:
+            if not tensors.holds_numbers(some[0]):
+                return None
             far = core.options.device_budget != -1 or self.layout.stages > 1 and core.plugin_shards() > 2
             if far and self._calls > OFTEN and self._calls & self._calls - 1:
                 return None
@@ -346,7 +348,11 @@ _LATE = ". That began after its first calls: since half as many calls as there w
 def _gone_back_from(form):
     """Of the last two calls of a form: (path of the loss that the script went back from, and from nothing else; its gradients); None: that is not known."""
     path = form.loss
-    form.gradients = [] if path is None else [*form.gradients[-1:], float(form.reached.gradients[path])]
+    if path is None:
+        form.gradients = []
+    else:
+        gradient = form.reached.gradients[path]
+        form.gradients = [*form.gradients[-1:], float(gradient) if tensors.holds_numbers(gradient) else 1.0]
     return (path, form.gradients) if len(form.gradients) == 2 else None
 
 

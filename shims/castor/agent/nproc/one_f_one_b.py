@@ -13,7 +13,7 @@ import typing
 import torch
 
 from .. import core
-from ..common import graph
+from ..common import graph, tensors
 from ..process import events
 from . import rows, stage_link
 
@@ -85,9 +85,9 @@ class Passes:
         leaves = self._begins[number] = [t.detach().requires_grad_() for t in arrived]
         return leaves
 
-    def ends(self, number, tensors):
-        """tensors: the stage behind sends their gradients."""
-        self._ends[number] = tensors, None
+    def ends(self, number, outputs):
+        """The stage behind sends their gradients."""
+        self._ends[number] = outputs, None
 
     def ends_with_loss(self, number, result):
         """Returns the result without its graph."""
@@ -230,7 +230,7 @@ class _Given(torch.autograd.Function):
         found = [loss.double() * ratio.to(loss.device) for loss, ratio in zip(losses, ctx.ratios) if loss is not None]
         if not found:
             return (None,) * (4 + len(gradients) + len(ctx.sums))
-        if len(found) < len(losses) or len(found) > 1 and not are_one(list(map(float, found))):
+        if len(found) < len(losses) or tensors.holds_numbers(found[0]) and not are_one(list(map(float, found))):
             raise core.GroupError("castor: the losses of the ranks that have a model together weigh otherwise beside each other than in the calls before, so the "
                                   "model's gradients, which were made within the call, are wrong: set CASTOR_MICROBATCHES to CASTOR_PP or less")
         return (None, None, None, None, *(None for _ in gradients), *(found[0].to(device) for device in ctx.sums))
