@@ -227,14 +227,15 @@ class Memory(unittest.TestCase):
             self.check(plugin, 2, of_bf16, "CASTOR_PRECISION=bf16")
             self.check(plugin, 2, of_fp16, "CASTOR_PRECISION=fp16")
 
-    @runner.long
     def test_zero2_on_two(self):
         self.check("zero2", 2, 4 + 12 / 2)
 
+    @runner.long  # the one above and OneProcess stand for it
     def test_zero2_under_nproc(self):
         options = "--nproc", "2", "--all-output"
         self.compare(run("zero2", [*on_devices(2), sys.executable], "memory.py", options=options)[0], 2, 4 + 12 / 2)
 
+    @runner.long
     def test_zero2_on_four(self):
         self.check("zero2", 4, 4 + 12 / 4)
 
@@ -450,6 +451,7 @@ class OneProcess(unittest.TestCase):
         self.assertEqual(sorted(lines), sorted(plain), errors)
         self.assertEqual(calls, [3, 3])
 
+    @runner.long  # OneDevice stands for ranks that share one
     def test_more_ranks_than_devices(self):
         self.assertIn("3 ranks share 1 device", self.compare("small", "gemini", 3, 1))
 

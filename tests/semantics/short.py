@@ -52,7 +52,7 @@ DIVIDED = {
     "divided.py": ("gpt_adamw_clipped", "evaluated", "dropout_within_blocks", "recomputed", "remembers_each_block", "hf_gpt2", "wide_blocks"),
     "divided_ddp.py": ("gpt_adamw_clipped", "dropout_within_blocks", "recomputed", "accumulated", "evaluated_by_rank_0", "counts_its_calls", "two_models"),
 }
-BOTH_WAYS = [f"{case}: TP=2 PP=2" for case in ("gpt_adamw_clipped", "dropout_within_blocks", "hf_gpt2")]
+BOTH_WAYS = [f"{case}: TP=2 PP=2" for case in ("dropout_within_blocks", "hf_gpt2")]
 IN_1F1B = {"divided.py": ("masked_and_scaled", "hf_gpt2"), "divided_ddp.py": ("masked_and_scaled",)}  # in place of these:
 NOT_IN_TURN = ("evaluated: PP=2", "hf_gpt2: PP=2")
 OF_STAGES = ("wide_blocks",)  # whose other layouts show what smaller models do
