@@ -165,7 +165,7 @@ class Suite:
         text = without_gloo(finished.printed)
         for pattern in (TIMES, *program.noise):
             text = re.sub(pattern, "", text)
-        if program.of_part and mode.starts == self.table.NPROC:
+        if program.of_part and mode.splits:
             text = re.sub(program.of_part, "", text)
         return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
@@ -176,8 +176,7 @@ class Suite:
         if finished.timed_out or finished.status or finished.left_running:
             return False, f"status {finished.status}, {'timed out, ' if finished.timed_out else ''}{finished.left_running} left running"
         single = mode.starts != self.table.DDP
-        exact = mode.starts != self.table.NPROC
-        tolerance = EXACT if exact else LINEAR if program.linear or program.double else ADAPTIVE
+        tolerance = EXACT if mode.exact else LINEAR if program.linear or program.double else ADAPTIVE
         reference, candidate = os.path.join(plain[0], "out"), os.path.join(folder, "out")
         outcome = Outcome()
         for rank in range(mode.ranks):
@@ -186,7 +185,7 @@ class Suite:
             compare_ranks(outcome, candidate, mode.ranks)
         seen = outcome.relative
         compare_text(outcome, "printed", self.printed(program, mode, plain[1]), self.printed(program, mode, finished), tolerance.of("printed"))
-        of_part = program.of_part if mode.starts == self.table.NPROC else ""
+        of_part = program.of_part if mode.splits else ""
         compare_files(outcome, reference, candidate, tolerance, (*program.ignored, *(["trainer_state.json"] if of_part else [])))
         if outcome.failures:
             return False, "\n        ".join(outcome.failures[:4])

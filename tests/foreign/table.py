@@ -27,6 +27,16 @@ class Mode:
     ranks: int
     starts: str
     options: list
+    divides: bool = False  # the model, and not the batch
+
+    @property
+    def exact(self):
+        return self.starts != NPROC and not self.divides
+
+    @property
+    def splits(self):
+        """Batches, of which a program sees a rank's part."""
+        return self.starts == NPROC and not self.divides
 
 
 MODES = {mode.name: mode for mode in (
@@ -34,8 +44,13 @@ MODES = {mode.name: mode for mode in (
     Mode("--nproc 4, zero1", 4, NPROC, options("zero1")),
     Mode("DDP, gemini", 2, DDP, options("gemini")),
     Mode("one process, on disk", 1, ALONE, options("gemini", *ON_DISK)),
+    Mode("--nproc 2, TP", 2, NPROC, options("hybrid", "CASTOR_TP=2"), divides=True),
+    Mode("--nproc 2, PP", 2, NPROC, options("hybrid", "CASTOR_PP=2", "CASTOR_MICROBATCHES=4"), divides=True),
+    Mode("DDP, PP", 2, DDP, options("hybrid", "CASTOR_PP=2", "CASTOR_MICROBATCHES=4"), divides=True),
 )}
-SINGLE = "--nproc 2, gemini", "--nproc 4, zero1", "one process, on disk"
+SPLIT, DIVIDED = ("--nproc 2, gemini", "--nproc 4, zero1"), ("--nproc 2, TP", "--nproc 2, PP")
+SINGLE = *SPLIT, "one process, on disk", *DIVIDED
+OF_RANKS = "DDP, gemini", "DDP, PP"
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,7 @@ LOGGED = (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+", r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\
 COUNTED = r"'(?:num_tokens|mean_token_accuracy|entropy|logits/|logps/|rewards/|accuracy|margin|\w+_reward)[^']*': '[^']*', "
 
 PROGRAMS = [
-    Program("trainer_bert", "transformers", "trainer_bert.py", data=TEXTS, ignored=(*TRAINER, "tokenizer.json"), modes=(*SINGLE, "DDP, gemini")),
+    Program("trainer_bert", "transformers", "trainer_bert.py", data=TEXTS, ignored=(*TRAINER, "tokenizer.json"), modes=(*SINGLE, *OF_RANKS)),
     Program("trainer_masked", "transformers", "trainer_masked.py", data=made(("model", data.bert), ("data", data.plain_text)), ignored=TRAINER,
             linear=True),
     *(Program(path.rpartition("/")[2].removesuffix(".py"), "huggingface/transformers", "examples/pytorch/" + path, f"{SCRIPT} {arguments}",
@@ -94,21 +109,21 @@ PROGRAMS = [
            "--train_file classes/train.json --validation_file classes/test.json --max_seq_length 32"))),
     Program("peft_lora", "peft", "peft_lora.py", data=made(("model", data.llama), ("data", data.plain_text)),
             ignored=(*TRAINER, "tokenizer.json"),  # has truncation or not, as a rank found the data that the other had tokenized
-            modes=(*SINGLE, "DDP, gemini")),
-    Program("accelerate_loop", "accelerate", "accelerate_loop.py", data=TEXTS, modes=(*SINGLE, "DDP, gemini")),
+            modes=(*SINGLE, *OF_RANKS)),
+    Program("accelerate_loop", "accelerate", "accelerate_loop.py", data=TEXTS, modes=(*SINGLE, *OF_RANKS)),
     Program("lightning_gan", "lightning", "lightning_gan.py", data=made(("data", data.mnist))),
-    Program("lightning_transformer", "lightning", "lightning_transformer.py", under={NPROC: "1", DDP: "2", ALONE: "1"}, modes=(*SINGLE, "DDP, gemini")),
+    Program("lightning_transformer", "lightning", "lightning_transformer.py", under={NPROC: "1", DDP: "2", ALONE: "1"}, modes=(*SINGLE, *OF_RANKS)),
     Program("timm_images", "timm", "timm_images.py", data=made(("data", data.images))),
     Program("timm_images, Mixup", "timm", "timm_images.py", "mix", data=made(("data", data.images)),
-            refused={mode: "cannot be split" for mode in SINGLE[:2]}),  # each sample is mixed with one of the other part
+            refused={mode: "cannot be split" for mode in SPLIT}),  # each sample is mixed with one of the other part
     Program("cosine similarity", "sentence-transformers", "sentences.py", "CosineSimilarityLoss",
             data=made(("model", data.bert), ("data", data.pairs)), ignored=TRAINER),
     Program("multiple negatives", "sentence-transformers", "sentences.py", "MultipleNegativesRankingLoss",
             data=made(("model", data.bert), ("data", data.pairs)), ignored=TRAINER,
-            refused={mode: "cannot be split|compares" for mode in SINGLE[:2]}),
+            refused={mode: "cannot be split|compares" for mode in SPLIT}),
     Program("CoSENT", "sentence-transformers", "sentences.py", "CoSENTLoss",
             data=made(("model", data.bert), ("data", data.pairs)), ignored=TRAINER,
-            refused={mode: "cannot be split|compares" for mode in SINGLE[:2]}),
+            refused={mode: "cannot be split|compares" for mode in SPLIT}),
     Program("trl sft", "trl", "trl/scripts/sft.py", TRL, data=made(("model", data.llama), ("data", data.plain_text)), ignored=TRAINER,
             of_part=COUNTED),
     Program("trl sft, LoRA, packed", "trl", "trl/scripts/sft.py", TRL + " --packing --lora_dropout 0 --use_peft --lora_r 4 --max_length 32 --gradient_accumulation_steps 2",
@@ -127,11 +142,11 @@ PROGRAMS = [
     Program("mnist", "pytorch/examples", "mnist/main.py", SMALL + " --no-accel --save-model", data=DIGITS, inside="mnist", of_part=PART),
     Program("mnist_rnn", "pytorch/examples", "mnist_rnn/main.py", SMALL + " --save-model", data=DIGITS, inside="mnist_rnn", of_part=PART),
     Program("mnist_forward_forward", "pytorch/examples", "mnist_forward_forward/main.py", "--no_accel --epochs 12 --train_size 640 --test_size 128",
-            data=DIGITS, seeded=False, refused={mode: "cannot be split" for mode in SINGLE[:2]}),
-    Program("mnist_hogwild", "pytorch/examples", "mnist_hogwild/main.py", SMALL, data=DIGITS, inside="mnist_hogwild", modes=SINGLE[:2],
-            refused={mode: "starts processes that train" for mode in SINGLE[:2]}),
+            data=DIGITS, seeded=False, refused={mode: "cannot be split" for mode in SPLIT}),
+    Program("mnist_hogwild", "pytorch/examples", "mnist_hogwild/main.py", SMALL, data=DIGITS, inside="mnist_hogwild", modes=SPLIT,
+            refused={mode: "starts processes that train" for mode in SPLIT}),
     Program("vae", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
-            refused={mode: "CASTOR_LOSS=sum" for mode in SINGLE[:2]}),
+            refused={mode: "CASTOR_LOSS=sum" for mode in SPLIT}),
     Program("vae, CASTOR_LOSS=sum", "pytorch/examples", "vae/main.py", SMALL + " --no-accel", data=DIGITS, inside="vae", files=("vae/results",),
             settings=("CASTOR_LOSS=sum",), of_part=PART, ignored=("sample_1.png", "sample_2.png")),  # a pixel in 58564 was rounded the other way
     Program("word_language_model, LSTM", "pytorch/examples", "word_language_model/main.py", WORDS, data=made(("data", data.wikitext)),
@@ -139,9 +154,9 @@ PROGRAMS = [
     Program("word_language_model, Transformer", "pytorch/examples", "word_language_model/main.py", WORDS + " --model Transformer",
             data=made(("data", data.wikitext)), noise=LASTED),
     Program("word_language_model, by hand", "pytorch/examples", "word_language_model/main.py", WORDS.replace("--use-optimizer --lr 1e-3", "--lr 1"),
-            data=made(("data", data.wikitext)), noise=LASTED, modes=SINGLE[:2], aside=True),
+            data=made(("data", data.wikitext)), noise=LASTED, modes=SPLIT, aside=True),
     Program("dcgan", "pytorch/examples", "dcgan/main.py",
             "--dataset folder --dataroot data/train --manualSeed 3 --workers 0 --batchSize 16 --niter 2 --ngf 8 --ndf 8", data=made(("data", data.images)),
             double=True, of_part=r"D\(\S+: [\d. /]+", ignored=("real_samples.png",)),  # a picture of the rank's part
-    Program("regression", "pytorch/examples", "regression/main.py", seeded=False, modes=SINGLE[:2], aside=True),
+    Program("regression", "pytorch/examples", "regression/main.py", seeded=False, modes=SPLIT, aside=True),
 ]
