@@ -189,22 +189,26 @@ class Suite:
         compare_files(outcome, reference, candidate, tolerance, (*program.ignored, *(["trainer_state.json"] if of_part else [])))
         if outcome.failures:
             return False, "\n        ".join(outcome.failures[:4])
-        idle = self.idle(folder)
+        report = self.report(folder)
+        idle = self.idle(report)
         if bool(idle) != program.aside:
             return False, idle or "Castor took part"
-        beside = ", but for training metrics" if of_part else ""
+        beside = ", but for training metrics" if of_part else ", computed whole" if mode.divides and not any(rank["calls_by_rows"] for rank in report["ranks"]) else ""
         if idle:
             return True, "bit for bit, Castor took no part" if outcome.bitwise else "equal, Castor took no part"
         return True, f"bit for bit{beside}" if outcome.bitwise else f"equal{beside} (to {seen:.0e} of a tensor's largest element)"
 
-    def idle(self, folder):
-        """A run that Castor took no part in proves nothing."""
+    def report(self, folder):
         told = subprocess.run([self.args.castor, "report", os.path.join(folder, "logs"), "--format", "json"], capture_output=True, text=True, timeout=60)
         if told.returncode:
-            return f"castor report fails: {told.stderr.strip()[:200]}"
-        seen = json.loads(told.stdout)
-        held = any(node["peak_bytes"] for node in seen["model_data"]["nodes"])
-        return "" if held or seen["chunks"]["moves"] else f"Castor took no part: {seen['outcome']}"
+            raise RuntimeError(f"castor report fails: {told.stderr.strip()[:200]}")
+        return json.loads(told.stdout)
+
+    @staticmethod
+    def idle(report):
+        """A run that Castor took no part in proves nothing."""
+        held = any(node["peak_bytes"] for node in report["model_data"]["nodes"])
+        return "" if held or report["chunks"]["moves"] else f"Castor took no part: {report['outcome']}"
 
     def run(self, program):
         plain = {}
@@ -241,8 +245,8 @@ Made by `tests/foreign/run.py --repositories DIR --markdown docs/foreign.md`; do
 
 These are training programs from packages, programs written with the libraries, and programs from public repositories. Each runs plainly and
 under `castor run`, unedited, with synthetic data. On every rank, the comparison covers the gradients before each step of each optimizer, the parameters
-after it, the printed text and all written files. Under `--nproc` the reference is one process. Sums have another order there,
-so numbers are equal up to rounding (tests/foreign/run.py has the tolerances). DDP, and one
+after it, the printed text and all written files. Under `--nproc` the reference is one process. Sums have another order there, and where the model is divided,
+so numbers are equal up to rounding (tests/foreign/run.py has the tolerances). DDP under `gemini`, and one
 process with parameters and states on disk, are compared bit for bit.
 
 - **equal, but for training metrics**: metrics that a program computes from a training batch itself belong to its rank's part
@@ -252,6 +256,8 @@ process with parameters and states on disk, are compared bit for bit.
   float32, by 4e-14 in float64).
 - The example scripts of transformers are those of version 4.57, run with version 5.23.
 - **refused**: before a wrong step, with one line that says why and what to do.
+- `TP` and `PP`: the [model is divided](hybrid.md) under `hybrid`, `CASTOR_TP=2`, or `CASTOR_PP=2` and `CASTOR_MICROBATCHES=4`. **computed whole**: it cannot be, and a
+  line says why.
 - **Castor took no part**: the program draws its batches by hand and has no optimizer, so each rank runs the plain script.
 - `-`: that mode does not apply, or was not run.
 

@@ -12,6 +12,7 @@ import pickle
 import pickletools
 import re
 import sys
+import types
 from dataclasses import dataclass, field
 
 import numpy
@@ -265,6 +266,29 @@ def size_of(path):
     return len(data) - sum(data.count(key.encode()) * len(key) for key in keys)
 
 
+class OfScript:
+    """An object of a class that only the script's process knows."""
+
+
+class Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        try:
+            return super().find_class(module, name)
+        except (AttributeError, ImportError):
+            return type(name, (OfScript,), {})
+
+
+def opened(thing):
+    """With all that a module holds in place of the module."""
+    import torch
+
+    if isinstance(thing, (torch.nn.Module, OfScript)):
+        thing = vars(thing)
+    if isinstance(thing, dict):
+        return {key: opened(value) for key, value in thing.items()}
+    return [opened(value) for value in thing] if type(thing) in (list, tuple) else thing
+
+
 def contents(path):
     """A file's contents in a form that can be compared, or None."""
     import torch
@@ -272,7 +296,9 @@ def contents(path):
     from record import frozen
 
     if path.endswith((".pt", ".pth", ".pth.tar", ".bin", ".ckpt")):
-        return frozen(torch.load(path, map_location="cpu", weights_only=False))
+        tolerant = types.ModuleType("pickle")
+        vars(tolerant).update({**vars(pickle), "Unpickler": Unpickler})
+        return frozen(opened(torch.load(path, map_location="cpu", weights_only=False, pickle_module=tolerant)))
     if path.endswith(".safetensors"):
         from safetensors.torch import load_file
 
