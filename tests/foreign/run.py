@@ -193,7 +193,7 @@ class Suite:
         idle = self.idle(report)
         if bool(idle) != program.aside:
             return False, idle or "Castor took part"
-        beside = ", but for training metrics" if of_part else ", computed whole" if mode.divides and not any(rank["calls_by_rows"] for rank in report["ranks"]) else ""
+        beside = ", but for training metrics" if of_part else ", computed whole" if mode.divides and not any(rank.get("calls_by_rows") for rank in report["ranks"]) else ""
         if idle:
             return True, "bit for bit, Castor took no part" if outcome.bitwise else "equal, Castor took no part"
         return True, f"bit for bit{beside}" if outcome.bitwise else f"equal{beside} (to {seen:.0e} of a tensor's largest element)"
