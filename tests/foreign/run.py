@@ -324,8 +324,9 @@ def main():
         suite.run(program)
     suite.ran += launchers.run(args, suite.python) if args.mode == [""] else []
     if args.markdown:
+        text = markdown(suite)  # which reads other sections of that file
         with open(args.markdown, "w") as file:
-            file.write(markdown(suite))
+            file.write(text)
     passed, failed = own_tests(args) if args.names == [""] and args.mode == [""] else (0, 0)
     runner.say_left_out()
     passed, failed = passed + sum(suite.ran), failed + len(suite.ran) - sum(suite.ran)
